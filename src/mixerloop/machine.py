@@ -1,0 +1,52 @@
+"""What this machine is, and the one thing about it that must be settled before torch computes."""
+
+import os
+import platform
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+TILE_LEAF = 0x1D  # the CPUID leaf in which AMX describes its tiles
+ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
+ISA_WITHOUT_AMX = "AVX512_CORE_FP16"  # the largest set below AMX
+
+
+def settle() -> None:
+    """Keep torch off AMX where it would die of an illegal instruction.
+
+    Some virtual machines announce AMX and hide the CPUID leaf that describes it. oneDNN then sets
+    up no tiles, and the first bfloat16 product kills the process. The limit is read when oneDNN
+    first computes, so this comes before that; a limit the user has set is left alone.
+    """
+    if _amx_is_announced_but_hidden(_cpuinfo()):
+        os.environ.setdefault(ISA_LIMIT, ISA_WITHOUT_AMX)
+
+
+def facts() -> dict[str, Any]:
+    """What a result's reader should know of the machine."""
+    model = _field(_cpuinfo(), "model name")
+    return {
+        "system": platform.system(),
+        "processor": model or platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "isa_limit": os.environ.get(ISA_LIMIT),
+    }
+
+
+def _amx_is_announced_but_hidden(cpuinfo: str) -> bool:
+    highest_leaf = _field(cpuinfo, "cpuid level")
+    announced = "amx_tile" in _field(cpuinfo, "flags").split()
+    return announced and highest_leaf.isdigit() and int(highest_leaf) < TILE_LEAF
+
+
+@lru_cache
+def _cpuinfo() -> str:
+    path = Path("/proc/cpuinfo")
+    return path.read_text() if path.exists() else ""
+
+
+def _field(cpuinfo: str, name: str) -> str:
+    """The first core's value of a field, or nothing."""
+    found = re.search(rf"^{name}\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
+    return found[1].strip() if found else ""

@@ -1,0 +1,1 @@
+"""The looped language model: sublayers, the walk over a schedule, decoding and accounting."""

@@ -1,0 +1,62 @@
+"""A model on disk: safetensors weights beside the resolved config, sealed with their hashes.
+
+Nothing here can execute code: weights are raw numbers, the config is TOML, the seal is JSON.
+"""
+
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from mixerloop import config as configs
+from mixerloop import runs
+from mixerloop.config import RunConfig
+from mixerloop.model.initialization import empty_model
+from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.ops.gated_delta_rule import ImplementationChoice
+
+WEIGHTS = "model.safetensors"
+
+
+def save_model(folder: Path, model: LoopedLM, config: RunConfig) -> None:
+    """Write weights and config into a folder that is being made; the caller seals it."""
+    tensors = {name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    runs.write_file(folder / runs.CONFIG, configs.dump(config))
+
+
+def load_model(
+    path: Path, *, implementation: ImplementationChoice = "auto"
+) -> tuple[LoopedLM, RunConfig]:
+    """The model of a checkpoint, or of a run's newest one, checked against its seal."""
+    folder = runs.find_checkpoint(path)
+    runs.check_seal(folder)
+    config = configs.load(folder / runs.CONFIG)
+    model = empty_model(config.model, implementation=implementation)
+    load_weights(model, folder / WEIGHTS)
+    return model, config
+
+
+def load_weights(model: LoopedLM, path: Path) -> None:
+    """Fill every parameter from a file, or refuse it and name each tensor that does not fit."""
+    parameters = dict(model.named_parameters())
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = set(file.keys())
+            slices = {name: file.get_slice(name) for name in found & parameters.keys()}
+            problems = [
+                *(f"missing {name}" for name in sorted(parameters.keys() - found)),
+                *(f"unexpected {name}" for name in sorted(found - parameters.keys())),
+            ]
+            for name, tensor in sorted(slices.items()):
+                wanted, got = list(parameters[name].shape), list(tensor.get_shape())
+                if got != wanted:
+                    problems.append(f"{name} has the shape {got}, not {wanted}")
+                elif tensor.get_dtype() != "F32":
+                    problems.append(f"{name} is {tensor.get_dtype()}, not F32")
+            if problems:
+                raise ValueError(f"{path}: does not fit the model: {'; '.join(problems)}")
+            for name, parameter in parameters.items():
+                parameter.data.copy_(file.get_tensor(name))
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path}: not a readable safetensors file: {error}") from None

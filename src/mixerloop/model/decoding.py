@@ -1,0 +1,108 @@
+"""Decoding: a constant-size state per mixer occurrence, carried from token to token.
+
+A `DecodeState` is a value: nothing changes it in place. To keep a snapshot, keep the state; to roll
+back, go on from the one you kept; to fork, go on from the same one twice, or `fork` it into a batch.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mixerloop.model.looped_lm import LoopedLM, MixerStates
+from mixerloop.model.sublayer import MixerState
+from mixerloop.schedule import Schedule
+
+PREFILL_TOKENS = 2048
+"""Tokens of a prompt that are run at a time; a longer prompt needs no more memory."""
+
+
+@dataclass(frozen=True)
+class DecodeState:
+    """What a batch of sequences has left behind in every mixer occurrence of a schedule."""
+
+    schedule: Schedule
+    mixer_states: MixerStates
+    batch: int
+    num_tokens: int
+    """Tokens seen so far."""
+
+    def fork(self, num: int) -> "DecodeState":
+        """Each sequence `num` times, copies side by side."""
+        return self.select(torch.arange(self.batch).repeat_interleave(num))
+
+    def select(self, rows: Int[Tensor, " num"]) -> "DecodeState":
+        """The sequences of these rows, in this order; a row may come more than once."""
+        if rows.numel() == 0 or bool(((rows < 0) | (rows >= self.batch)).any()):
+            raise ValueError(f"rows must name some of {self.batch} sequences, got {rows.tolist()}")
+        states = {
+            occurrence: _rebuild(state, [tensor[rows.to(tensor.device)] for tensor in state])
+            for occurrence, state in self.mixer_states.items()
+        }
+        return DecodeState(self.schedule, states, len(rows), self.num_tokens)
+
+    def nbytes(self) -> int:
+        """Memory held by the states."""
+        return sum(tensor.nbytes for state in self.mixer_states.values() for tensor in state)
+
+
+def start(model: LoopedLM, *, batch: int = 1, schedule: Schedule | None = None) -> DecodeState:
+    """The state before the first token; a schedule other than the model's own is named here."""
+    schedule = schedule or model.schedule
+    weight = model.embedding.weight
+    states = {
+        occurrence: model.layers[occurrence.layer].mixer.initial_state(
+            batch, weight.dtype, weight.device
+        )
+        for occurrence in schedule
+        if occurrence.sublayer == "mixer"
+    }
+    return DecodeState(schedule, states, batch, num_tokens=0)
+
+
+def advance(
+    model: LoopedLM,
+    tokens: Int[Tensor, "batch seq"],
+    state: DecodeState,
+    *,
+    positions: Int[Tensor, "..."] | None = None,
+) -> tuple[Float[Tensor, "batch positions vocab"], DecodeState]:
+    """Feed tokens; returns logits at `positions` among them (or at all) and the state after them."""
+    residual, after = _feed(model, tokens, state)
+    return model.read_out(residual, positions), after
+
+
+def prefill(
+    model: LoopedLM,
+    tokens: Int[Tensor, "batch seq"],
+    state: DecodeState,
+    *,
+    chunk_tokens: int = PREFILL_TOKENS,
+) -> tuple[Float[Tensor, "batch vocab"], DecodeState]:
+    """Feed a prompt piece by piece; returns the logits after its last token and the state."""
+    if chunk_tokens < 1:
+        raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
+    residual = None
+    for piece in tokens.split(chunk_tokens, dim=1):
+        residual, state = _feed(model, piece, state)
+    if residual is None:
+        raise ValueError("the prompt is empty")
+    return model.read_out(residual, torch.tensor([-1], device=residual.device))[:, 0], state
+
+
+def _feed(model: LoopedLM, tokens: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+    if tokens.shape[0] != state.batch:
+        raise ValueError(f"tokens hold {tokens.shape[0]} sequences, the state {state.batch}")
+    residual, states = model.walk(
+        model.embed(tokens), state.schedule, states=state.mixer_states
+    )
+    num_tokens = state.num_tokens + tokens.shape[1]
+    return residual, DecodeState(state.schedule, states, state.batch, num_tokens)
+
+
+def _rebuild(state: MixerState, tensors: list[Tensor]) -> MixerState:
+    """The same kind of (named) tuple with other tensors."""
+    make: Any = getattr(type(state), "_make", tuple)
+    return make(tensors)

@@ -1,0 +1,76 @@
+"""Sampling: one token after another from a decode state."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mixerloop.model.decoding import advance, prefill, start
+from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.model.precision import ComputeDtype, compute_in
+from mixerloop.schedule import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is drawn."""
+
+    temperature: float = 1.0
+    """Divides the logits; 0 takes the most likely token."""
+    top_k: int | None = None
+    """Draw from this many of the most likely tokens."""
+    top_p: float | None = None
+    """Draw from the fewest tokens that hold this much probability."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is not a distribution."""
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, got {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+
+
+@torch.inference_mode()
+def generate(
+    model: LoopedLM,
+    prompt: Int[Tensor, "batch seq"],
+    *,
+    max_tokens: int,
+    sampling: Sampling,
+    seed: int,
+    schedule: Schedule | None = None,
+    compute_dtype: ComputeDtype = "float32",
+) -> Iterator[Int[Tensor, " batch"]]:
+    """Yield the next token of every sequence, `max_tokens` times; the caller may stop earlier."""
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
+    generator = torch.Generator(prompt.device).manual_seed(seed)
+    state = start(model, batch=prompt.shape[0], schedule=schedule)
+    with compute_in(compute_dtype, prompt.device.type):
+        logits, state = prefill(model, prompt, state)
+    for index in range(max_tokens):
+        tokens = draw(logits, sampling, generator)
+        yield tokens
+        if index + 1 < max_tokens:
+            with compute_in(compute_dtype, prompt.device.type):
+                logits, state = advance(model, tokens[:, None], state)
+            logits = logits[:, -1]
+
+
+def draw(
+    logits: Float[Tensor, "batch vocab"], sampling: Sampling, generator: torch.Generator
+) -> Int[Tensor, " batch"]:
+    """One token per row."""
+    if sampling.temperature == 0:
+        return logits.argmax(-1)
+    probabilities = (logits / sampling.temperature).softmax(-1)
+    ranked, order = probabilities.sort(-1, descending=True, stable=True)
+    if sampling.top_k is not None:
+        ranked[:, sampling.top_k :] = 0
+    if sampling.top_p is not None:
+        ranked[ranked.cumsum(-1) - ranked >= sampling.top_p * ranked.sum(-1, keepdim=True)] = 0
+    return order.gather(-1, torch.multinomial(ranked, 1, generator=generator))[:, 0]

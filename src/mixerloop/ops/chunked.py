@@ -1,0 +1,223 @@
+"""The gated delta rule a chunk at a time: matrix products, and a backward written by hand.
+
+Tokens of a chunk are rows of Q, K, V (C of them); S is the state that enters the chunk; b is the
+write strength, and a product with b, E or z scales rows. With G = cumsum(g):
+
+    E = exp(G)        D_ij = exp(G_i - G_j) for j <= i        z_j = exp(G_C - G_j)
+    A = D * K K^T below the diagonal      P = D * Q K^T on and below it      M = I + b A
+    M U = b (V - E K S)        O = E (Q S) + P U        S' = E_C S + (z K)^T U
+
+U holds what each token really writes, after correcting for the tokens before it in its chunk.
+With the states at the chunk borders known, everything but the walk over the states is a batch over
+chunks; so the forward keeps the inputs and those states, and the backward recomputes the rest.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK_TOKENS = 64
+TILE_TOKENS = 2048  # tokens x heads worked on at a time
+
+
+def chunked_gated_delta_rule(
+    *,
+    query: Float[Tensor, "batch seq heads d_key"],
+    key: Float[Tensor, "batch seq heads d_key"],
+    value: Float[Tensor, "batch seq heads d_value"],
+    log_decay: Float[Tensor, "batch seq heads"],
+    write_strength: Float[Tensor, "batch seq heads"],
+    initial_state: Float[Tensor, "batch heads d_key d_value"],
+) -> tuple[Float[Tensor, "batch seq heads d_value"], Float[Tensor, "batch heads d_key d_value"]]:
+    """The rule in chunks of `CHUNK_TOKENS`; a shorter sequence is one chunk of its own length."""
+    output, final_state = _ChunkedGatedDeltaRule.apply(
+        query, key, value, log_decay, write_strength, initial_state
+    )
+    return output, final_state
+
+
+class _ChunkedGatedDeltaRule(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):
+        *tokens, initial_state = inputs
+        batch, seq, heads, _ = tokens[2].shape
+        output = torch.empty_like(tokens[2])
+        final_state = torch.empty_like(initial_state)
+        states = final_state.new_empty(batch, heads, num_chunks(seq), *final_state.shape[-2:])
+        for rows, columns in tiles(batch, seq, heads):
+            result, states[rows, columns], final_state[rows, columns] = forward(
+                Chunks(*(to_chunks(x[rows, :, columns]) for x in tokens)),
+                initial_state[rows, columns],
+            )
+            output[rows, :, columns] = from_chunks(result, seq)
+        ctx.save_for_backward(*tokens, states)
+        return output, final_state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_output, d_final_state):
+        *tokens, states = ctx.saved_tensors
+        d_tokens = [torch.empty_like(x) for x in tokens]
+        d_initial_state = torch.empty_like(d_final_state)
+        with torch.autocast(d_output.device.type, enabled=False):
+            for rows, columns in tiles(*d_output.shape[:3]):
+                d_chunks, d_initial_state[rows, columns] = backward(
+                    Chunks(*(to_chunks(x[rows, :, columns]) for x in tokens)),
+                    states[rows, columns],
+                    to_chunks(d_output[rows, :, columns]),
+                    d_final_state[rows, columns],
+                )
+                for d_input, gradient in zip(d_tokens, d_chunks, strict=True):
+                    d_input[rows, :, columns] = from_chunks(gradient, d_output.shape[1])
+        return *d_tokens, d_initial_state
+
+
+def num_chunks(seq: int) -> int:
+    """How many chunks hold `seq` tokens."""
+    return -(-seq // CHUNK_TOKENS)
+
+
+def tiles(batch: int, seq: int, heads: int) -> Iterator[tuple[slice, slice]]:
+    """Parts of batch x heads whose temporaries stay small: memory and caches are the same matter."""
+    num_heads = max(1, min(heads, TILE_TOKENS // seq))
+    num_rows = max(1, TILE_TOKENS // (seq * heads))
+    for row in range(0, batch, num_rows):
+        for head in range(0, heads, num_heads):
+            yield slice(row, row + num_rows), slice(head, head + num_heads)
+
+
+class Chunks(NamedTuple):
+    """The inputs of the rule, each [batch, heads, num_chunks, chunk_tokens, ...]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    b: Tensor
+
+
+def to_chunks(x: Tensor) -> Tensor:
+    """Cut [batch, seq, heads, ...] into chunks; padding has b = 0 and g = 0 and changes nothing."""
+    batch, seq, heads = x.shape[:3]
+    chunk_tokens = min(CHUNK_TOKENS, seq)
+    padded = x.new_zeros(batch, heads, num_chunks(seq) * chunk_tokens, *x.shape[3:])
+    padded[:, :, :seq] = x.transpose(1, 2)
+    return padded.unflatten(2, (-1, chunk_tokens))
+
+
+def from_chunks(x: Tensor, seq: int) -> Tensor:
+    """Undo `to_chunks`."""
+    return x.flatten(2, 3)[:, :, :seq].transpose(1, 2)
+
+
+class Decay(NamedTuple):
+    """The decays inside a chunk. No exponent is ever positive, so none overflows."""
+
+    start: Tensor  # E  [..., C, 1]  from the chunk's start to a token
+    pairs: Tensor  # D  [..., C, C]  from token j to a later token i
+    end: Tensor  # z  [..., C, 1]  from a token to the chunk's end
+    whole: Tensor  # E_C  [..., 1, 1]
+
+
+def decays(g: Tensor) -> Decay:
+    """All the decays between places in a chunk, from the log decay of its tokens."""
+    total = g.cumsum(-1)
+    later = torch.ones(2 * g.shape[-1:], dtype=torch.bool, device=g.device).triu(1)
+    return Decay(
+        start=total.exp()[..., None],
+        pairs=(total[..., :, None] - total[..., None, :]).masked_fill_(later, -torch.inf).exp_(),
+        end=(total[..., -1:] - total).exp()[..., None],
+        whole=total[..., -1:].exp()[..., None],
+    )
+
+
+def solve(below: Tensor, right: Tensor) -> Tensor:
+    """(I + below)^-1 right, by forward substitution; what `below` has on the diagonal is ignored."""
+    return torch.linalg.solve_triangular(below, right, upper=False, unitriangular=True)
+
+
+def forward(chunks: Chunks, initial_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs, the state that enters each chunk, and the state after the last one."""
+    q, k, v, g, _ = chunks
+    b = chunks.b[..., None]
+    decay = decays(g)
+
+    below = b * (decay.pairs * (k @ k.mT)).tril_(-1)  # M - I
+    alone, reading = solve(below, b * torch.cat([v, decay.start * k], dim=-1)).split(
+        [v.shape[-1], k.shape[-1]], dim=-1
+    )  # U = alone - reading @ S
+    kept = (decay.end * k).mT
+
+    state, states, writes = initial_state, [], []
+    for n in range(g.shape[2]):
+        states.append(state)
+        writes.append(alone[:, :, n] - reading[:, :, n] @ state)
+        state = decay.whole[:, :, n] * state + kept[:, :, n] @ writes[-1]
+
+    states, writes = torch.stack(states, dim=2), torch.stack(writes, dim=2)
+    output = decay.start * (q @ states) + (decay.pairs * (q @ k.mT)) @ writes
+    return output, states, state
+
+
+def backward(
+    chunks: Chunks, states: Tensor, d_output: Tensor, d_final_state: Tensor
+) -> tuple[Chunks, Tensor]:
+    """Gradients of the inputs and of the initial state."""
+    q, k, v, g, _ = chunks
+    b = chunks.b[..., None]
+    decay = decays(g)
+
+    # What the forward knew.
+    qk, kk = q @ k.mT, k @ k.mT
+    lower = (decay.pairs * kk).tril_(-1)  # A
+    below = b * lower  # M - I
+    stored = k @ states
+    surprise = v - decay.start * stored
+    solved = solve(below, torch.cat([b * surprise, b * decay.start * k], dim=-1))
+    writes, reading = solved.split([v.shape[-1], k.shape[-1]], dim=-1)  # U, M^-1 b E K
+
+    # Back over the states, from the last chunk to the first.
+    d_writes_inside = (decay.pairs * qk).mT @ d_output
+    d_states_inside = (decay.start * q).mT @ d_output
+    kept = decay.end * k
+    d_state, d_states_out, d_writes = d_final_state, [], []
+    for n in reversed(range(g.shape[2])):
+        d_states_out.append(d_state)
+        d_writes.append(d_writes_inside[:, :, n] + kept[:, :, n] @ d_state)
+        d_state = (
+            d_states_inside[:, :, n]
+            - reading[:, :, n].mT @ d_writes[-1]
+            + decay.whole[:, :, n] * d_state
+        )
+    d_states_out = torch.stack(d_states_out[::-1], dim=2)  # of the state that leaves each chunk
+    d_writes = torch.stack(d_writes[::-1], dim=2)
+
+    # Everything else is a batch over chunks again.
+    d_right = torch.linalg.solve_triangular(below.mT, d_writes, upper=True, unitriangular=True)
+    d_lower = -(d_right @ writes.mT).tril_(-1)  # dM
+    d_scores = decay.pairs * (d_output @ writes.mT)  # D * dP
+    d_overlap = decay.pairs * (b * d_lower)  # D * dA
+    d_stored = -(b * decay.start) * d_right
+    d_kept = writes @ d_states_out.mT
+
+    d_q = decay.start * (d_output @ states.mT) + d_scores @ k
+    d_k = (
+        d_stored @ states.mT
+        + d_scores.mT @ q
+        + (d_overlap + d_overlap.mT) @ k
+        + decay.end * d_kept
+    )
+    d_v = b * d_right
+    d_b = (d_right * surprise).sum(-1) + (d_lower * lower).sum(-1)
+
+    d_start = (d_output * (q @ states)).sum(-1) - b[..., 0] * (d_right * stored).sum(-1)
+    d_end = (k * d_kept).sum(-1) * decay.end[..., 0]
+    pairs = d_scores * qk + d_overlap * kk
+    d_total = d_start * decay.start[..., 0] + pairs.sum(-1) - pairs.sum(-2) - d_end
+    d_total[..., -1] += d_end.sum(-1) + decay.whole[..., 0, 0] * (d_states_out * states).sum((-1, -2))
+    d_g = d_total.flip(-1).cumsum(-1).flip(-1)
+    return Chunks(d_q, d_k, d_v, d_g, d_b), d_state

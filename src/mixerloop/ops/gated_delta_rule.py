@@ -1,0 +1,98 @@
+"""The gated delta rule: one signature, several implementations.
+
+Per head, with key k, query q, value v, write strength b in [0, 1] and log decay g <= 0, a state S
+(d_key x d_value) is read, corrected and read again at every token:
+
+    S <- exp(g) S + k (b (v - exp(g) S^T k))^T        o = S^T q
+
+Normalising and scaling query and key is the caller's work. The state and all sums are float32, or
+float64 when the inputs are; the output has the type of `value`.
+"""
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mixerloop.ops.chunked import chunked_gated_delta_rule
+from mixerloop.ops.recurrent import recurrent_gated_delta_rule
+
+Implementation = Literal["recurrent", "chunked"]
+ImplementationChoice = Literal["auto", "recurrent", "chunked"]
+
+_IMPLEMENTATIONS: dict[Implementation, Callable[..., tuple[Tensor, Tensor]]] = {
+    "recurrent": recurrent_gated_delta_rule,
+    "chunked": chunked_gated_delta_rule,
+}
+
+
+def choose_implementation(choice: ImplementationChoice) -> Implementation:
+    """The implementation a run will use from its first token to its last; `auto` is the fastest."""
+    if choice == "auto":
+        return "chunked"
+    if choice not in _IMPLEMENTATIONS:
+        known = ", ".join(get_args(ImplementationChoice))
+        raise ValueError(f"unknown implementation '{choice}'; known: {known}")
+    return choice
+
+
+def gated_delta_rule(
+    *,
+    query: Float[Tensor, "batch seq heads d_key"],
+    key: Float[Tensor, "batch seq heads d_key"],
+    value: Float[Tensor, "batch seq heads d_value"],
+    log_decay: Float[Tensor, "batch seq heads"],
+    write_strength: Float[Tensor, "batch seq heads"],
+    initial_state: Float[Tensor, "batch heads d_key d_value"] | None = None,
+    implementation: Implementation,
+) -> tuple[Float[Tensor, "batch seq heads d_value"], Float[Tensor, "batch heads d_key d_value"]]:
+    """Run the rule over a sequence; returns the outputs and the state after the last token."""
+    _check(
+        query=query,
+        key=key,
+        value=value,
+        log_decay=log_decay,
+        write_strength=write_strength,
+        initial_state=initial_state,
+    )
+    state_dtype = torch.promote_types(value.dtype, torch.float32)
+    if initial_state is None:
+        batch, _, heads, d_key = key.shape
+        initial_state = value.new_zeros(batch, heads, d_key, value.shape[-1], dtype=state_dtype)
+    with torch.autocast(value.device.type, enabled=False):
+        output, final_state = _IMPLEMENTATIONS[implementation](
+            query=query.to(state_dtype),
+            key=key.to(state_dtype),
+            value=value.to(state_dtype),
+            log_decay=log_decay.to(state_dtype),
+            write_strength=write_strength.to(state_dtype),
+            initial_state=initial_state.to(state_dtype),
+        )
+    return output.to(value.dtype), final_state
+
+
+def _check(**tensors: Tensor | None) -> None:
+    """Refuse tensors whose shapes or types do not fit together, by name."""
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    for name, tensor in present.items():
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} must be floating point, got {tensor.dtype}")
+    key, value = present["key"], present["value"]
+    if key.ndim != 4 or value.ndim != 4:
+        raise ValueError("key and value must have the shape [batch, seq, heads, width]")
+    batch, seq, heads, d_key = key.shape
+    if seq == 0:
+        raise ValueError("the sequence is empty")
+    expected = {
+        "query": (batch, seq, heads, d_key),
+        "value": (batch, seq, heads, value.shape[-1]),
+        "log_decay": (batch, seq, heads),
+        "write_strength": (batch, seq, heads),
+        "initial_state": (batch, heads, d_key, value.shape[-1]),
+    }
+    for name, shape in expected.items():
+        if name in present and tuple(present[name].shape) != shape:
+            got = tuple(present[name].shape)
+            raise ValueError(f"{name} must have the shape {shape} to fit key and value, got {got}")

@@ -1,0 +1,174 @@
+"""The run directory: where things lie, how they are written, and where they came from.
+
+    RUN/config.toml              the resolved config
+    RUN/provenance.json          commit, versions, machine, backend, seed
+    RUN/tokenizer.model          the SentencePiece model, for runs on text
+    RUN/checkpoints/step-N/      weights and all that belongs to them, sealed by contents.json
+
+A file or folder appears under its final name only when it is complete.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from mixerloop import machine
+
+CONFIG = "config.toml"
+PROVENANCE = "provenance.json"
+TOKENIZER = "tokenizer.model"
+CONTENTS = "contents.json"
+CHECKPOINTS = "checkpoints"
+
+_VERSIONED = ("mixerloop", "torch", "numpy", "safetensors", "sentencepiece")
+
+
+def write_file(path: Path, content: bytes | str) -> None:
+    """Write a file beside its place and rename it there."""
+    beside = _beside(path)
+    try:
+        with beside.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill; it takes its name when the block ends well and disappears otherwise."""
+    if path.exists():
+        raise ValueError(f"{path} already exists; choose another name or remove it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = _beside(path)
+    beside.mkdir()
+    try:
+        yield beside
+        beside.rename(path)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.partial")
+
+
+def checkpoint_folder(run: Path, step: int) -> Path:
+    """Where a run keeps the checkpoint of a step."""
+    return run / CHECKPOINTS / f"step-{step}"
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint meant by a path: that folder itself, or the newest one of a run."""
+    if not path.exists():
+        raise ValueError(f"{path}: there is no such run")
+    if (path / CONTENTS).exists():
+        return path
+    steps = {
+        int(name[1]): folder
+        for folder in (path / CHECKPOINTS).glob("step-*")
+        if (name := re.fullmatch(r"step-(\d+)", folder.name))
+    }
+    if not steps:
+        raise ValueError(f"{path}: neither a run with checkpoints nor a checkpoint")
+    return steps[max(steps)]
+
+
+def seal(folder: Path) -> None:
+    """Record the size and hash of every file, so that damage cannot go unnoticed."""
+    files = {
+        file.relative_to(folder).as_posix(): {"bytes": file.stat().st_size, "sha256": sha256(file)}
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
+    write_file(folder / CONTENTS, to_json({"files": files}))
+
+
+def check_seal(folder: Path) -> None:
+    """Refuse a folder whose files are not the ones that were sealed."""
+    contents = read_json(folder / CONTENTS)
+    try:
+        sealed = {name: (entry["bytes"], entry["sha256"]) for name, entry in contents["files"].items()}
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError(f"{folder / CONTENTS}: not a list of files") from None
+    for name, (size, digest) in sealed.items():
+        file = folder / name
+        if not file.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"{folder / CONTENTS}: names a file outside its folder: {name}")
+        if not file.is_file():
+            raise ValueError(f"{file}: missing from the checkpoint")
+        if file.stat().st_size != size:
+            found = file.stat().st_size
+            raise ValueError(f"{file}: damaged, {found:,} bytes instead of {size:,}")
+        if sha256(file) != digest:
+            raise ValueError(f"{file}: damaged, its sha256 is not the recorded one")
+
+
+def sha256(path: Path) -> str:
+    """The hash of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; what cannot be read is named."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot read this file: {error}") from None
+
+
+def to_json(value: Any) -> str:
+    """JSON as we write it."""
+    return json.dumps(value, indent=2) + "\n"
+
+
+def provenance(**facts: Any) -> dict[str, Any]:
+    """What a result's reader must know: code, versions and machine, and the caller's own facts."""
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        **_source_version(),
+        "versions": {name: _version(name) for name in _VERSIONED}
+        | {"python": platform.python_version()},
+        "machine": machine.facts(),
+        **facts,
+    }
+
+
+def _source_version() -> dict[str, Any]:
+    """The commit of the source tree; none for an installed package without one."""
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(here), *arguments], capture_output=True, text=True, check=True
+            )
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        return done.stdout.strip()
+
+    if git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return {"commit": None, "dirty": None}
+    return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,123 @@
+"""The schedule: which sublayer runs when.
+
+A looped model is a stack of layers plus a schedule. The schedule lists every *occurrence* of a
+sublayer in execution order, so training, decoding state, cost and interventions all use one address.
+A new way of looping is one more function here.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Sublayer = Literal["mixer", "ffn"]
+PassCounts = int | Sequence[int]
+"""One number of passes for every layer, or one for each."""
+
+BLOCK: tuple[Sublayer, ...] = ("mixer", "ffn")
+DEFAULT_NUM_PASSES = 4  # the paper's T
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Occurrence:
+    """One execution of one sublayer: the address of an activation or a state."""
+
+    layer: int
+    sublayer: Sublayer
+    pass_index: int
+
+    def __str__(self) -> str:
+        return f"layer{self.layer}.{self.sublayer}.pass{self.pass_index}"
+
+
+Schedule = tuple[Occurrence, ...]
+
+
+def in_order(steps: Iterable[tuple[int, Sublayer]]) -> Schedule:
+    """The schedule that runs these sublayers; the n-th time one comes up is its pass n."""
+    seen: Counter[tuple[int, Sublayer]] = Counter()
+    schedule = []
+    for layer, sublayer in steps:
+        schedule.append(Occurrence(layer, sublayer, seen[layer, sublayer]))
+        seen[layer, sublayer] += 1
+    return tuple(schedule)
+
+
+def no_loop(num_layers: int) -> Schedule:
+    """Every layer once: the mixer, then the ffn."""
+    return full_loop(num_layers, 1)
+
+
+def mixer_loop(num_layers: int, num_passes: PassCounts) -> Schedule:
+    """In each layer the mixer `num_passes` times, then the ffn once."""
+    return _layer_by_layer(num_layers, num_passes, lambda n: ("mixer",) * n + ("ffn",))
+
+
+def ffn_loop(num_layers: int, num_passes: PassCounts) -> Schedule:
+    """In each layer the mixer once, then the ffn `num_passes` times."""
+    return _layer_by_layer(num_layers, num_passes, lambda n: ("mixer",) + ("ffn",) * n)
+
+
+def block_loop(num_layers: int, num_passes: PassCounts) -> Schedule:
+    """In each layer mixer and ffn in turn, `num_passes` times, before the next layer."""
+    return _layer_by_layer(num_layers, num_passes, lambda n: BLOCK * n)
+
+
+def full_loop(num_layers: int, num_passes: int) -> Schedule:
+    """The whole stack of layers, `num_passes` times."""
+    return prelude_core_coda(
+        num_prelude=0, num_core=num_layers, num_coda=0, num_passes=num_passes
+    )
+
+
+def prelude_core_coda(
+    *, num_prelude: int, num_core: int, num_coda: int, num_passes: int
+) -> Schedule:
+    """Some layers once, then a core of layers `num_passes` times, then some layers once."""
+    _require("num_core", num_core, at_least=1)
+    _require("num_prelude", num_prelude, at_least=0)
+    _require("num_coda", num_coda, at_least=0)
+    _require("num_passes", num_passes, at_least=1)
+    core = range(num_prelude, num_prelude + num_core)
+    coda = range(core.stop, core.stop + num_coda)
+    layers = [*range(num_prelude), *(list(core) * num_passes), *coda]
+    return in_order((layer, sublayer) for layer in layers for sublayer in BLOCK)
+
+
+LOOPS: dict[str, Callable[[int, int], Schedule]] = {
+    "no_loop": lambda num_layers, num_passes: no_loop(num_layers),
+    "mixer_loop": mixer_loop,
+    "ffn_loop": ffn_loop,
+    "block_loop": block_loop,
+    "full_loop": full_loop,
+}
+"""The loops that have a name, each as a function of layers and passes."""
+
+
+def num_layers_of(schedule: Schedule) -> int:
+    """How many layers a stack needs to run this schedule."""
+    return 1 + max(occurrence.layer for occurrence in schedule)
+
+
+def num_passes_of(schedule: Schedule) -> int:
+    """The largest number of passes any sublayer makes."""
+    return 1 + max(occurrence.pass_index for occurrence in schedule)
+
+
+def _layer_by_layer(
+    num_layers: int, num_passes: PassCounts, layer_steps: Callable[[int], tuple[Sublayer, ...]]
+) -> Schedule:
+    _require("num_layers", num_layers, at_least=1)
+    counts = [num_passes] * num_layers if isinstance(num_passes, int) else list(num_passes)
+    if len(counts) != num_layers:
+        raise ValueError(f"num_passes names {len(counts)} layers; the stack has {num_layers}")
+    for count in counts:
+        _require("num_passes", count, at_least=1)
+    return in_order(
+        (layer, sublayer) for layer, count in enumerate(counts) for sublayer in layer_steps(count)
+    )
+
+
+def _require(name: str, value: int, *, at_least: int) -> None:
+    if value < at_least:
+        raise ValueError(f"{name} must be at least {at_least}, got {value}")
