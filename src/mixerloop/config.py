@@ -145,7 +145,7 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
         return from_dict(hint, value, f"{name}.")  # pyright: ignore[reportArgumentType]
     try:
         if isinstance(value, bool) and hint is not bool:
-            raise TypeCheckError("is not a boolean")
+            raise TypeCheckError(f"bool is not an instance of {hint}")
         return check_type(value, hint)
     except TypeCheckError as error:
         raise ValueError(f"{name} = {value!r}: {error}") from None

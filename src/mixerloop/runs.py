@@ -92,7 +92,7 @@ def seal(folder: Path) -> None:
     files = {
         file.relative_to(folder).as_posix(): {"bytes": file.stat().st_size, "sha256": sha256(file)}
         for file in sorted(folder.rglob("*"))
-        if file.is_file()
+        if file.is_file() and file.name != CONTENTS
     }
     write_file(folder / CONTENTS, to_json({"files": files}))
 
@@ -115,6 +115,10 @@ def check_seal(folder: Path) -> None:
             raise ValueError(f"{file}: damaged, {found:,} bytes instead of {size:,}")
         if sha256(file) != digest:
             raise ValueError(f"{file}: damaged, its sha256 is not the recorded one")
+    for file in sorted(folder.rglob("*")):
+        name = file.relative_to(folder).as_posix()
+        if file.is_file() and name not in {*sealed, CONTENTS}:
+            raise ValueError(f"{file}: not in the checkpoint's list of files")
 
 
 def sha256(path: Path) -> str:

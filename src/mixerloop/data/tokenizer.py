@@ -5,6 +5,7 @@ from pathlib import Path
 
 import sentencepiece
 
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 class Tokenizer:
     """Text to token ids and back."""
@@ -36,3 +37,29 @@ class Tokenizer:
     def decode(self, ids: list[int]) -> str:
         """The text of token ids; bytes that are not yet a character show as U+FFFD."""
         return self._processor.DecodeIds(ids)
+
+
+class TextStream:
+    """The text of tokens as they come: a character appears when its last byte has arrived.
+
+    Only the last few tokens are decoded again, so a token costs the same however long the text is.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: list[int]) -> None:
+        self._tokenizer = tokenizer
+        self._ids = list(prompt)
+        self._context, self._shown = 0, len(prompt)  # where decoding starts, and what is out already
+
+    def push(self, token: int) -> str:
+        """What one more token adds to the text, which may be nothing yet."""
+        self._ids.append(token)
+        added = self.pending()
+        if added.endswith(UNFINISHED):
+            return ""
+        self._context, self._shown = self._shown, len(self._ids)
+        return added
+
+    def pending(self) -> str:
+        """What has not come out yet."""
+        before = self._tokenizer.decode(self._ids[self._context : self._shown])
+        return self._tokenizer.decode(self._ids[self._context :])[len(before) :]

@@ -68,7 +68,7 @@ def draw(
     if sampling.temperature == 0:
         return logits.argmax(-1)
     probabilities = (logits / sampling.temperature).softmax(-1)
-    ranked, order = probabilities.sort(-1, descending=True, stable=True)
+    ranked, order = probabilities.sort(dim=-1, descending=True, stable=True)
     if sampling.top_k is not None:
         ranked[:, sampling.top_k :] = 0
     if sampling.top_p is not None:

@@ -1,0 +1,5 @@
+"""`python -m mixerloop`."""
+
+from mixerloop.cli.main import main
+
+main()

@@ -1,0 +1,19 @@
+import os
+
+import pytest
+import torch
+from hypothesis import settings
+
+from mixerloop import machine
+from mixerloop.config import ModelConfig
+
+machine.settle()
+torch.set_num_threads(1 if os.environ.get("PYTEST_XDIST_WORKER") else torch.get_num_threads())
+settings.register_profile("mixerloop", deadline=None, derandomize=True)
+settings.load_profile("mixerloop")
+
+
+@pytest.fixture
+def tiny() -> ModelConfig:
+    """Small enough to run in milliseconds, with sizes that are all different."""
+    return ModelConfig(num_layers=3, d_model=20, num_heads=2, d_head=8, d_ffn=28, vocab_size=50)

@@ -1,0 +1,169 @@
+"""The command as a user runs it: subprocesses, exit codes, what is printed where."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from mixerloop import runs
+
+
+def mixerloop(*arguments, code=0):
+    done = subprocess.run(
+        [sys.executable, "-m", "mixerloop", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def refused(*arguments):
+    done = mixerloop(*arguments, code=2)
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("mixerloop: ")
+    return line
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    run = tmp_path_factory.mktemp("runs") / "fresh"
+    mixerloop("init", "nano", "--out", run)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("size", "parameters", "ffn_share", "ratio", "saving"),
+    [("15m", 15_724_416, 0.612, 0.5409, 0.339), ("110m", 116_940_576, 0.613, 0.5401, 0.431)],
+)
+def test_describe_gives_programs_the_papers_figures(size, parameters, ffn_share, ratio, saving):
+    described = json.loads(mixerloop("describe", size, "--json").stdout)
+    assert described["parameters"] == parameters
+    assert round(described["ffn_share"], 3) == ffn_share
+    schedules = described["schedules"]
+    assert list(schedules) == ["no_loop", "mixer_loop", "ffn_loop", "block_loop", "full_loop"]
+    assert round(schedules["mixer_loop"]["backbone_ratio_to_full_loop"], 4) == ratio
+    assert round(schedules["mixer_loop"]["saving_to_full_loop"], 3) == saving
+    for account in schedules.values():
+        assert {
+            *("notation", "mixer_applications", "ffn_applications", "projection_macs_per_token"),
+            *("backbone_ratio_to_full_loop", "saving_to_full_loop", "state_bytes_per_sequence"),
+        } <= account.keys()
+
+
+def test_describe_adds_schedules_to_the_named_ones():
+    described = json.loads(
+        mixerloop("describe", "nano", "--json", "--schedule", "4x(A2 F)", "--schedule", "full_loop(2)")
+        .stdout
+    )  # fmt: skip
+    assert list(described["schedules"])[5:] == ["4x(A2 F)", "full_loop(2)"]
+    assert described["schedules"]["full_loop(2)"]["notation"] == "2x(4x(A F))"
+
+
+def test_describe_shows_people_the_paper_beside_ours():
+    shown = mixerloop("describe", "15m").stdout
+    for part in ("15,724,416", "15.7M", "61.2 %", "0.5409", "0.541", "33.9 %", "4x(6x(A F))"):
+        assert part in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_fresh_run_says_where_it_came_from(fresh):
+    provenance = json.loads((fresh / runs.PROVENANCE).read_text())
+    assert provenance["seed"] == 1337
+    assert provenance["implementation"] == "chunked"
+    assert (fresh / runs.CONFIG).exists()
+    runs.check_seal(fresh / "checkpoints" / "step-0")
+
+
+def test_generate_continues_token_ids_the_same_way_twice(fresh):
+    command = ["generate", fresh, "--prompt-tokens", 1, 2, 3, "--max-tokens", 5, "--seed", 7]
+    first = json.loads(mixerloop(*command, "--json").stdout)
+    shown = mixerloop(*command)
+    assert shown.stdout.split() == [str(token) for token in first["tokens"]]
+    assert "tokens/s" in shown.stderr
+    assert first["schedule"] == first["trained_schedule"] == "4x(A4 F)"
+    assert first["implementation"] == "chunked"
+    assert len(first["tokens"]) == 5
+
+
+def test_generate_runs_another_schedule_only_when_asked(fresh):
+    command = ["generate", fresh, "--prompt-tokens", 1, "--max-tokens", 1, "--json"]
+    result = json.loads(mixerloop(*command, "--schedule", "full_loop(2)").stdout)
+    assert (result["schedule"], result["trained_schedule"]) == ("2x(4x(A F))", "4x(A4 F)")
+
+
+def test_generate_computes_in_bfloat16_when_asked(fresh):
+    command = ["generate", fresh, "--prompt-tokens", 1, "--max-tokens", 2, "--json"]
+    assert json.loads(mixerloop(*command, "--compute-dtype", "bfloat16").stdout)["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["describe", "15n"], "unknown preset '15n'; did you mean 15m?"),
+        (["describe", "15m", "--schedule", "6x(A4 G)"], "'6x(A4 G)', character 7: unexpected 'G'"),
+        (["describe", "15m", "--schedule", "6x(A0 F)"], "'6x(A0 F)', character 5: a count must be"),
+        (["describe", "15m", "--schedule", "mixer_loop(0)"], "passes must be at least 1"),
+        (["describe", "15m", "--schedule", "5x(A F)"], "has 5 layers; the model has 6"),
+        (["init", "nano", "--out", "x", "--schedule", "mixer_lop"], "did you mean mixer_loop?"),
+        (["init", "nano", "--out", "x", "--tokenizer", "gone.model"], "gone.model: cannot read"),
+        (["generate", "gone", "--prompt-tokens", 1], "gone: there is no such run"),
+    ],
+)
+def test_bad_input_gets_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert message in refused(*arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prompt-tokens", 4096], "token id 4096 is outside the vocabulary of 4,096"),
+        (["--prompt-tokens", 1, "--compute-dtype", "float13"], "unknown compute type 'float13'"),
+        (["--prompt-tokens", 1, "--implementation", "fast"], "unknown implementation 'fast'"),
+        (["--prompt-tokens", 1, "--temperature", -1], "temperature must be 0 or more"),
+        (["--prompt-tokens", 1, "--schedule", "4x(A F"], "'(' is never closed"),
+        (["--prompt-tokens", 1, "--stop", "x"], "--stop needs a run with a tokenizer"),
+        (["--prompt", "hello"], "has no tokenizer; give --prompt-tokens"),
+        ([], "give either --prompt or --prompt-tokens"),
+    ],
+)
+def test_generate_refuses_what_it_cannot_do(fresh, options, message):
+    assert message in refused("generate", fresh, *options)
+
+
+def test_an_existing_run_is_not_overwritten(fresh):
+    assert "already exists" in refused("init", "nano", "--out", fresh)
+
+
+def test_a_config_with_an_unknown_key_is_refused(fresh, tmp_path):
+    checkpoint = tmp_path / "step-0"
+    checkpoint.mkdir()
+    for file in (fresh / "checkpoints" / "step-0").iterdir():
+        (checkpoint / file.name).write_bytes(file.read_bytes())
+    with (checkpoint / runs.CONFIG).open("a") as config:
+        config.write("num_pases = 3\n")
+    assert "config.toml: damaged" in refused("generate", checkpoint, "--prompt-tokens", 1)
+    runs.seal(checkpoint)
+    assert "model: unknown key num_pases" in refused("generate", checkpoint, "--prompt-tokens", 1)
+
+
+@pytest.mark.parametrize("arguments", [["describ", "15m"], ["describe", "15m", "--jsn"]])
+def test_a_misspelt_verb_or_option_is_an_error(arguments):
+    done = mixerloop(*arguments, code=2)
+    assert "Traceback" not in done.stderr
+    assert "describe" in done.stderr or "--json" in done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -m mixerloop describe nano --json | head -n 1",
+        shell=True, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "{\n"
+    assert done.stderr == ""

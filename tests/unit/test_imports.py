@@ -1,0 +1,29 @@
+"""What must be quick loads no torch."""
+
+import subprocess
+import sys
+
+import pytest
+
+COUNT = "import sys; {}; sys.exit(any(name.split('.')[0] == 'torch' for name in sys.modules))"
+
+
+@pytest.mark.parametrize(
+    "module", ["mixerloop", "mixerloop.schedule", "mixerloop.config", "mixerloop.runs"]
+)
+def test_importing_loads_no_torch(module):
+    subprocess.run([sys.executable, "-c", COUNT.format(f"import {module}")], check=True)
+
+
+@pytest.mark.parametrize("arguments", [[], ["describe"], ["init"], ["generate"]])
+def test_help_loads_no_torch(arguments):
+    run = (
+        "from mixerloop.cli.main import main\n"
+        f"sys.argv = ['mixerloop', *{arguments!r}, '--help']\n"
+        "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code\n"
+    )
+    script = f"import sys\n{run}\nassert 'torch' not in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    assert "usage: mixerloop" in done.stdout

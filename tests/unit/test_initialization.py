@@ -1,0 +1,75 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mixerloop.config import preset
+from mixerloop.model.initialization import fresh_model
+
+
+@pytest.fixture(scope="module")
+def nano():
+    return fresh_model(preset("nano"), seed=0)
+
+
+def test_matrices_are_normal_with_the_papers_spread(nano):
+    for name, parameter in nano.named_parameters():
+        if parameter.ndim == 2:
+            spread = 5 * 0.02 / math.sqrt(2 * parameter.numel())  # five standard errors
+            assert parameter.std().item() == pytest.approx(0.02, abs=spread), name
+            assert abs(parameter.mean().item()) < 5 * 0.02 / math.sqrt(parameter.numel()), name
+
+
+def test_norms_start_at_one_decay_rates_and_steps_in_their_ranges():
+    config = replace(preset("nano"), num_heads=256, d_head=1)
+    for layer in fresh_model(config, seed=0).layers:
+        assert (layer.mixer_norm.weight == 1).all()
+        assert (layer.mixer.output_norm.weight == 1).all()
+        rate = layer.mixer.A_log.exp()
+        assert rate.min() > 0
+        assert rate.max() <= 16
+        assert rate.mean().item() == pytest.approx(8, abs=5 * 16 / math.sqrt(12 * 256))
+        dt = F.softplus(layer.mixer.dt_bias)
+        assert 0.001 <= dt.min() * 1.0001
+        assert dt.max() <= 0.1 * 1.0001
+        assert dt.log().mean().item() == pytest.approx(math.log(0.01), abs=0.5)
+
+
+def test_the_released_rule_shrinks_output_projections_only(nano):
+    released = fresh_model(preset("nano"), seed=0, rule="released")
+    ours = dict(nano.named_parameters())
+    for name, parameter in released.named_parameters():
+        if name.endswith("output_proj.weight"):
+            shrink = 1 / math.sqrt(2 * 4 * 4)  # layers and passes of nano's mixer loop
+            torch.testing.assert_close(parameter, ours[name] * shrink)
+        else:
+            assert torch.equal(parameter, ours[name]), name
+
+
+def test_the_released_rule_depends_on_the_passes():
+    one = fresh_model(replace(preset("nano"), schedule="no_loop"), seed=0, rule="released")
+    four = fresh_model(preset("nano"), seed=0, rule="released")
+    ratio = one.layers[0].mixer.output_proj.weight / four.layers[0].mixer.output_proj.weight
+    torch.testing.assert_close(ratio, torch.full_like(ratio, 2.0))
+
+
+def test_seeds_and_layers_are_drawn_apart(nano):
+    other = fresh_model(preset("nano"), seed=1)
+    assert not torch.equal(nano.embedding.weight, other.embedding.weight)
+    first, second = (layer.mixer.qkv_proj.weight for layer in nano.layers[:2])
+    assert not torch.equal(first, second)
+
+
+def test_drawing_weights_leaves_the_global_generator_alone():
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    fresh_model(preset("nano"), seed=5)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_an_unknown_rule_is_refused():
+    with pytest.raises(ValueError, match="unknown init rule 'xavier'; known: shared, released"):
+        fresh_model(preset("nano"), seed=0, rule="xavier")  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,333 @@
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mixerloop.model.initialization import fresh_model
+from mixerloop.notation import parse, resolve
+from mixerloop.schedule import LOOPS, Occurrence, full_loop, mixer_loop, no_loop
+
+
+def tokens_for(config, batch=2, seq=70, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(config.vocab_size, (batch, seq), generator=generator)
+
+
+def with_wild_pass_residual(model):
+    generator = torch.Generator().manual_seed(1)
+    model.pass_residual.data.normal_(generator=generator)
+    return model
+
+
+@pytest.mark.parametrize("pass_residual", [False, True])
+def test_with_one_pass_every_loop_gives_the_same_logits_bit_for_bit(tiny, pass_residual):
+    tokens = tokens_for(tiny)
+    config = replace(tiny, pass_residual=pass_residual)
+    logits = [
+        fresh_model(replace(config, schedule=f"{name}(1)"), seed=0)(tokens) for name in LOOPS
+    ]
+    for other in logits[1:]:
+        assert torch.equal(logits[0], other)
+
+
+def test_one_seed_gives_every_loop_the_same_weights_bit_for_bit(tiny):
+    models = [fresh_model(replace(tiny, schedule=name), seed=3) for name in LOOPS]
+    first = dict(models[0].named_parameters())
+    for model in models[1:]:
+        assert dict(model.named_parameters()).keys() == first.keys()
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter, first[name]), name
+
+
+def test_the_five_loops_are_five_different_functions(tiny):
+    tokens = tokens_for(tiny)
+    logits = [fresh_model(replace(tiny, schedule=name), seed=0)(tokens) for name in LOOPS]
+    for index, one in enumerate(logits):
+        for other in logits[index + 1 :]:
+            assert (one - other).abs().max() > 1e-4
+
+
+def test_the_walk_is_the_composition_the_paper_writes(tiny):
+    model = fresh_model(tiny, seed=0).double()
+    tokens = tokens_for(tiny)
+
+    def mixer(layer, h):
+        return h + layer.mixer(layer.mixer_norm(h))[0]
+
+    def ffn(layer, h):
+        return h + layer.ffn(layer.ffn_norm(h))
+
+    h = model.embedding(tokens)
+    for layer in model.layers:
+        for _ in range(4):
+            h = mixer(layer, h)
+        h = ffn(layer, h)
+    expected = F.linear(model.final_norm(h), model.embedding.weight)
+    assert torch.equal(model(tokens), expected)
+
+    h = model.embedding(tokens)
+    for _ in range(4):
+        for layer in model.layers:
+            h = ffn(layer, mixer(layer, h))
+    expected = F.linear(model.final_norm(h), model.embedding.weight)
+    assert torch.equal(model(tokens, schedule=full_loop(tiny.num_layers, 4)), expected)
+
+
+def test_no_token_sees_a_later_one(tiny):
+    model = fresh_model(tiny, seed=0).double()
+    tokens = tokens_for(tiny)
+    changed = tokens.clone()
+    changed[:, 40:] = (changed[:, 40:] + 1) % tiny.vocab_size
+    before, after = model(tokens), model(changed)
+    torch.testing.assert_close(before[:, :40], after[:, :40], rtol=0, atol=1e-12)
+    assert (before[:, 40:] - after[:, 40:]).abs().min(dim=-1).values.max() > 0
+
+
+def test_chosen_positions_are_rows_of_all_logits(tiny):
+    model = fresh_model(tiny, seed=0)
+    tokens = tokens_for(tiny)
+    everything = model(tokens)
+    shared = model(tokens, positions=torch.tensor([3, -1]))
+    torch.testing.assert_close(shared, everything[:, [3, -1]])
+    own = model(tokens, positions=torch.tensor([[3, 5], [0, 69]]))
+    torch.testing.assert_close(own[0], everything[0, [3, 5]])
+    torch.testing.assert_close(own[1], everything[1, [0, 69]])
+
+
+def test_the_head_is_computed_at_chosen_positions_only(tiny, monkeypatch):
+    model = fresh_model(tiny, seed=0)
+    rows = []
+    linear = F.linear
+
+    def counting(x, weight, *rest):
+        if weight is model.embedding.weight:
+            rows.append(x.shape[:-1].numel())
+        return linear(x, weight, *rest)
+
+    monkeypatch.setattr(F, "linear", counting)
+    model(tokens_for(tiny), positions=torch.tensor([-1]))
+    assert rows == [2]
+
+
+# --- context-off -----------------------------------------------------------------------------------
+
+
+def test_a_context_off_mixer_depends_on_no_other_token(tiny):
+    mixer = fresh_model(tiny, seed=0).double().layers[0].mixer
+    x = torch.randn(2, 30, tiny.d_model, dtype=torch.float64)
+    changed = torch.randn_like(x)
+    changed[:, 7] = x[:, 7]
+    assert torch.equal(mixer.context_off(x)[:, 7], mixer.context_off(changed)[:, 7])
+
+
+def test_a_context_off_mixer_is_the_mixer_run_on_each_token_alone(tiny):
+    mixer = fresh_model(tiny, seed=0).double().layers[0].mixer
+    x = torch.randn(2, 30, tiny.d_model, dtype=torch.float64)
+    alone, _ = mixer(x.reshape(60, 1, tiny.d_model))
+    torch.testing.assert_close(
+        mixer.context_off(x), alone.reshape(2, 30, tiny.d_model), rtol=0, atol=1e-12
+    )
+    assert (mixer.context_off(x) - mixer(x)[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_with_every_mixer_context_off_the_model_sees_one_token_at_a_time(tiny, name):
+    model = fresh_model(replace(tiny, schedule=name), seed=0).double()
+    tokens = tokens_for(tiny)
+    mixers = [o for o in model.schedule if o.sublayer == "mixer"]
+    changed = tokens_for(tiny, seed=1)
+    changed[:, 7] = tokens[:, 7]
+    before = model(tokens, context_off=mixers)[:, 7]
+    after = model(changed, context_off=mixers)[:, 7]
+    torch.testing.assert_close(before, after, rtol=0, atol=1e-12)
+
+
+def test_context_off_touches_its_occurrence_only(tiny):
+    model = fresh_model(tiny, seed=0)
+    tokens = tokens_for(tiny)
+    off = Occurrence(1, "mixer", 2)
+    before, after = {}, {}
+
+    def keep(into, occurrence):
+        return lambda x: into.__setitem__(occurrence, x) or x
+
+    for into, context_off in ((before, ()), (after, (off,))):
+        taps = {(o, "update"): keep(into, o) for o in model.schedule}
+        model(tokens, context_off=context_off, taps=taps)
+    differing = [o for o in model.schedule if not torch.equal(before[o], after[o])]
+    assert differing == list(model.schedule[model.schedule.index(off) :])
+
+
+# --- taps ------------------------------------------------------------------------------------------
+
+
+def test_taps_see_every_residual_and_update(tiny):
+    model = fresh_model(tiny, seed=0)
+    seen = {}
+
+    def look(address):
+        return lambda x: seen.setdefault(address, x)
+
+    taps = {(o, point): look((o, point)) for o in model.schedule for point in ("input", "update")}
+    tokens = tokens_for(tiny)
+    tapped = model(tokens, taps=taps)
+    assert torch.equal(tapped, model(tokens))
+    for one, other in zip(model.schedule, model.schedule[1:], strict=False):
+        assert torch.equal(seen[one, "input"] + seen[one, "update"], seen[other, "input"])
+
+
+def test_a_tap_can_replace_what_it_sees(tiny):
+    model = fresh_model(tiny, seed=0)
+    tokens = tokens_for(tiny)
+    removed = Occurrence(2, "mixer", 3)
+    silenced = model(tokens, taps={(removed, "update"): torch.zeros_like})
+    without = model(tokens, schedule=tuple(o for o in model.schedule if o != removed))
+    torch.testing.assert_close(silenced, without)
+
+
+# --- the learned per-pass residual ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_the_pass_residual_changes_nothing_before_it_has_learned(tiny, name):
+    tokens = tokens_for(tiny)
+    config = replace(tiny, schedule=name)
+    plain = fresh_model(config, seed=0)(tokens)
+    assert torch.equal(fresh_model(replace(config, pass_residual=True), seed=0)(tokens), plain)
+
+
+def test_the_pass_residual_adds_what_entered_each_pass(tiny):
+    tokens = tokens_for(tiny)
+    config = replace(tiny, pass_residual=True, schedule="mixer_loop(3)")
+    model = with_wild_pass_residual(fresh_model(config, seed=0))
+    h = model.embedding(tokens)
+    for layer in model.layers:
+        for index in range(3):
+            before = h
+            h = h + layer.mixer(layer.mixer_norm(h))[0]
+            h = h + model.pass_residual[index] * before
+        h = h + layer.ffn(layer.ffn_norm(h))
+    assert torch.equal(model(tokens), model.read_out(h))
+
+    config = replace(tiny, pass_residual=True, schedule="full_loop(3)")
+    model = with_wild_pass_residual(fresh_model(config, seed=0))
+    h = model.embedding(tokens)
+    for index in range(3):
+        before = h
+        for layer in model.layers:
+            h = h + layer.mixer(layer.mixer_norm(h))[0]
+            h = h + layer.ffn(layer.ffn_norm(h))
+        h = h + model.pass_residual[index] * before
+    assert torch.equal(model(tokens), model.read_out(h))
+
+
+def test_the_pass_residual_refuses_more_passes_than_it_has_rows(tiny):
+    model = fresh_model(replace(tiny, pass_residual=True, schedule="mixer_loop(2)"), seed=0)
+    with pytest.raises(ValueError, match="learned for 2 passes, the schedule has 3"):
+        model(tokens_for(tiny), schedule=mixer_loop(tiny.num_layers, 3))
+
+
+# --- precision -------------------------------------------------------------------------------------
+
+
+def test_under_bfloat16_autocast_decay_norms_and_residual_stay_float32(tiny):
+    model = fresh_model(tiny, seed=0)
+    mixer = model.layers[0].mixer
+    x = torch.randn(2, 9, tiny.d_model)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert mixer.qkv_proj(x).dtype == torch.bfloat16
+        inputs = mixer._rule_inputs(x, mixer.qkv_proj(x))
+        assert {tensor.dtype for tensor in inputs} == {torch.float32}
+        assert model.final_norm(x.bfloat16()).dtype == torch.float32
+        residual, _ = model.walk(model.embed(tokens_for(tiny)), model.schedule)
+        assert residual.dtype == torch.float32
+        _, state = mixer(x)
+    assert state.memory.dtype == torch.float32
+    assert mixer.A_log.dtype == mixer.dt_bias.dtype == torch.float32
+
+
+def test_bfloat16_stays_near_float32(tiny):
+    model = fresh_model(tiny, seed=0)
+    tokens = tokens_for(tiny)
+    wide = model(tokens)
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = model(tokens)
+    assert narrow.dtype == torch.float32
+    # Eight bits of mantissa, a few dozen roundings in a row, on logits of order 0.1.
+    assert (wide - narrow).abs().max() < 2.0**-8 * 10 * wide.abs().max()
+    assert not torch.equal(wide, narrow)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_every_parameter_has_a_gradient_that_finite_differences_confirm(tiny, name):
+    model = fresh_model(replace(tiny, schedule=f"{name}" if name == "no_loop" else f"{name}(2)"), seed=0)
+    model = model.double()
+    tokens = tokens_for(tiny, batch=1, seq=9)
+
+    def loss():
+        return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+    loss().backward()
+    generator = torch.Generator().manual_seed(0)
+    for parameter_name, parameter in model.named_parameters():
+        gradient = parameter.grad
+        assert gradient is not None, parameter_name
+        direction = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        with torch.no_grad():
+            step = 1e-6
+            parameter += step * direction
+            up = loss()
+            parameter -= 2 * step * direction
+            down = loss()
+            parameter += step * direction
+        slope = ((up - down) / (2 * step)).item()
+        assert slope == pytest.approx((gradient * direction).sum().item(), abs=1e-7), parameter_name
+
+
+# --- bad input -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (torch.tensor([[0, 50]]), "token id 50 is outside the vocabulary of 50"),
+        (torch.tensor([[-1, 3]]), "token id -1 is outside the vocabulary of 50"),
+        (torch.tensor([[0.0, 1.0]]), "tokens must be int32 or int64, got torch.float32"),
+        (torch.tensor([1, 2]), r"tokens must be \[batch, seq\]"),
+        (torch.zeros(1, 0, dtype=torch.int64), r"tokens must be \[batch, seq\] with seq > 0"),
+    ],
+)
+def test_tokens_that_cannot_be_embedded_are_refused(tiny, tokens, message):
+    with pytest.raises(ValueError, match=message):
+        fresh_model(tiny, seed=0)(tokens)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"positions": torch.tensor([70])}, "positions must lie in a sequence of 70 tokens"),
+        ({"positions": torch.tensor([0.5])}, "positions must be int32 or int64"),
+        ({"positions": torch.tensor([[1], [2], [3]])}, r"positions must be \[num\] or \[2, num\]"),
+        ({"schedule": no_loop(4)}, "layer3.mixer.pass0: the model has 3 layers"),
+        ({"context_off": [Occurrence(0, "mixer", 9)]}, "layer0.mixer.pass9 is not in the schedule"),
+        ({"context_off": [Occurrence(0, "ffn", 0)]}, "only a mixer has context to switch off"),
+        ({"taps": {(Occurrence(0, "ffn", 1), "input"): None}}, "layer0.ffn.pass1 is not in the"),
+    ],
+)
+def test_options_that_would_do_nothing_or_harm_are_refused(tiny, options, message):
+    with pytest.raises(ValueError, match=message):
+        fresh_model(tiny, seed=0)(tokens_for(tiny), **options)
+
+
+def test_the_same_weights_run_under_any_schedule(tiny):
+    model = fresh_model(tiny, seed=0)
+    tokens = tokens_for(tiny)
+    for text in ("3x(A F)", "A3 F A F A2 F", "A F 2x(2x(A F))", "A@1.0 F@2.0"):
+        schedule = resolve(text, tiny.num_layers)
+        logits = model(tokens, schedule=schedule)
+        assert logits.isfinite().all()
+        if "@" not in text:
+            own = fresh_model(replace(tiny, schedule=text), seed=0)
+            assert own.schedule == parse(text)
+            assert torch.equal(own(tokens), logits)

@@ -1,0 +1,124 @@
+import pytest
+
+from mixerloop.notation import MAX_OCCURRENCES, PassSpan, notation, parse, pass_spans, resolve
+from mixerloop.schedule import (
+    block_loop,
+    ffn_loop,
+    full_loop,
+    mixer_loop,
+    no_loop,
+    prelude_core_coda,
+)
+
+TEXTS = [
+    ("6x(A F)", no_loop(6)),
+    ("6x(A4 F)", mixer_loop(6, 4)),
+    ("6x(A F4)", ffn_loop(6, 4)),
+    ("6x((A F)4)", block_loop(6, 4)),
+    ("4x(6x(A F))", full_loop(6, 4)),
+    ("2x(A4 F) A2 F A F", mixer_loop(4, [4, 4, 2, 1])),
+    (
+        "2x(A F) 3x(4x(A F)) 2x(A F)",
+        prelude_core_coda(num_prelude=2, num_core=4, num_coda=2, num_passes=3),
+    ),
+    ("2x(2x(A F))", full_loop(2, 2)),
+    ("(A F)4", full_loop(1, 4)),
+    ("1x(A2) A F", mixer_loop(2, [2, 1])[:2] + mixer_loop(2, [2, 1])[3:]),
+    ("A@0.1 F@0.0", mixer_loop(1, 2)[1:]),
+]
+
+
+@pytest.mark.parametrize(("text", "schedule"), TEXTS)
+def test_text_and_schedule_are_each_other(text, schedule):
+    assert parse(text) == schedule
+    assert notation(schedule) == text
+
+
+@pytest.mark.parametrize(
+    ("loose", "text"),
+    [
+        ("A4 F A4 F A2 F A F", "2x(A4 F) A2 F A F"),
+        ("A A A F", "A3 F"),
+        (" 6x( A4 F ) ", "6x(A4 F)"),
+        ("(6x(A F))4", "4x(6x(A F))"),
+        ("A4 F4x(A F)", "A4 F 4x(A F)"),
+        ("4x(A4 F A2 F)", "4x(A4 F A2 F)"),
+    ],
+)
+def test_other_ways_of_writing_mean_the_same(loose, text):
+    assert notation(parse(loose)) == text
+
+
+def test_a_count_in_front_means_layers_inside_and_passes_outside():
+    assert parse("4x(4x(A F))") == full_loop(4, 4)
+    assert parse("4x((A F)4)") == block_loop(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "character", "problem"),
+    [
+        ("6x(A4 G)", 7, "unexpected 'G'"),
+        ("6x(A4 F", 3, r"'\(' is never closed"),
+        ("6x(A4 F))", 9, r"'\)' closes nothing"),
+        ("", 1, "nothing to run"),
+        ("6x()", 4, "nothing to run"),
+        ("A0 F", 2, "a count must be from 1"),
+        ("0x(A F)", 1, "a count must be from 1"),
+        ("6(A F)", 2, "expected x"),
+        ("6xA", 3, r"expected \("),
+        ("A x", 3, "unexpected 'x'"),
+        ("99999x(99x(A F))", 1, "more than 100,000 occurrences"),
+        ("9" * 5000 + "x(A F)", 1, "a count must be from 1"),
+        ("(" * 100, 21, "more than 20 parentheses"),
+        ("A@1", 1, "not an address"),
+        ("A@0.0 A@0.0", 7, "comes a second time"),
+        ("A F A@1.2", 1, "not an address"),
+    ],
+)
+def test_an_error_points_at_the_character(text, character, problem):
+    with pytest.raises(ValueError, match=f", character {character}: .*{problem}") as caught:
+        parse(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_names_stand_for_loops_of_four_passes():
+    assert resolve("mixer_loop", 6) == mixer_loop(6, 4)
+    assert resolve("full_loop(2)", 6) == full_loop(6, 2)
+    assert resolve("no_loop", 6) == no_loop(6)
+    assert resolve("A@0.0 F@0.0", 6) == no_loop(1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mixer_lop", "did you mean mixer_loop?"),
+        ("zzz", "known: no_loop, mixer_loop"),
+        ("mixer_loop(0)", "must be at least 1"),
+        ("no_loop(3)", "no_loop makes one pass"),
+        ("5x(A F)", "has 5 layers; the model has 6"),
+        ("7x(A F)", "has 7 layers; the model has 6"),
+        ("A@6.0", "has 7 layers; the model has 6"),
+        ("full_loop(999999999999)", f"more than {MAX_OCCURRENCES:,} occurrences"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_refused(text, message):
+    with pytest.raises(ValueError, match="schedule") as caught:
+        resolve(text, 6)
+    assert message in str(caught.value)
+
+
+def test_passes_are_where_the_weights_come_back():
+    assert pass_spans(no_loop(3)) == ()
+    assert pass_spans(mixer_loop(1, 2)) == (PassSpan(0, 1, 0), PassSpan(1, 2, 1))
+    assert pass_spans(ffn_loop(1, 2)) == (PassSpan(1, 2, 0), PassSpan(2, 3, 1))
+    assert pass_spans(block_loop(1, 2)) == (PassSpan(0, 2, 0), PassSpan(2, 4, 1))
+    assert pass_spans(full_loop(3, 2)) == (PassSpan(0, 6, 0), PassSpan(6, 12, 1))
+    core = prelude_core_coda(num_prelude=1, num_core=2, num_coda=1, num_passes=2)
+    assert pass_spans(core) == (PassSpan(2, 6, 0), PassSpan(6, 10, 1))
+
+
+def test_passes_that_cannot_be_numbered_are_refused():
+    with pytest.raises(ValueError, match="a loop inside a loop"):
+        pass_spans(parse("4x(A4 F A2 F)"))
+    with pytest.raises(ValueError, match="not made of loops"):
+        pass_spans(full_loop(3, 2)[:-1])
