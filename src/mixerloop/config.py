@@ -122,7 +122,7 @@ def dump(config: RunConfig) -> str:
 
 
 def from_dict(cls: type[T], data: dict[str, Any], where: str = "") -> T:
-    """Build a dataclass from nested dicts; an unknown key, a missing one or a wrong type is an error."""
+    """Build a dataclass from nested dicts; unknown or missing keys and wrong types are errors."""
     hints = get_type_hints(cls)
     for key in data:
         if key not in hints:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Literal, TypeVar
+from typing import Literal
 
 from mixerloop.schedule import (
     DEFAULT_NUM_PASSES,
@@ -34,11 +34,9 @@ MAX_DEPTH = 20
 Steps = tuple[tuple[int, Sublayer], ...]
 """(layer, sublayer) in execution order; the passes are counted at the end."""
 
-T = TypeVar("T")
-
 
 def resolve(text: str, num_layers: int) -> Schedule:
-    """A schedule for `num_layers` layers, from notation or a name: `mixer_loop`, `mixer_loop(2)`."""
+    """A schedule for this many layers from notation or a name: `mixer_loop`, `mixer_loop(2)`."""
     if named := re.fullmatch(r"\s*([a-z_]+)\s*(?:\(\s*([0-9]{1,18})\s*\))?\s*", text):
         return _named_loop(text, named[1], named[2], num_layers)
     schedule = parse(text)
@@ -184,12 +182,12 @@ def _again(piece: _Piece, count: int) -> _Piece:
 
 def _stack(layer: _Piece, count: int) -> _Piece:
     """`count` layers like this one."""
-    steps = tuple((index, sublayer) for index in range(count) for _, sublayer in layer.steps)
+    steps: Steps = tuple((index, s) for index in range(count) for _, s in layer.steps)
     return _Piece(steps, num_layers=count, placed=True)
 
 
 def _in_layers(items: Sequence[_Piece]) -> _Piece:
-    """Lay pieces out: a mixer that follows an ffn opens a layer; a placed piece has its own layers."""
+    """Lay pieces out: a mixer after an ffn opens a layer; a placed piece has layers of its own."""
     steps: list[tuple[int, Sublayer]] = []
     num_layers, layer_is_open, seen_ffn = 0, False, False
     for item in items:
@@ -250,7 +248,7 @@ def notation(schedule: Schedule) -> str:
 
 def loop_tree(schedule: Schedule) -> Nodes | None:
     """A schedule as nested loops, or None where it is not made of any."""
-    steps = tuple((occurrence.layer, occurrence.sublayer) for occurrence in schedule)
+    steps: Steps = tuple((occurrence.layer, occurrence.sublayer) for occurrence in schedule)
     return _fold(steps) if steps and in_order(steps) == schedule else None
 
 
@@ -265,9 +263,10 @@ def _fold(steps: Steps) -> Nodes | None:
         if len(touched) == 1:
             layers_or_loops.append(_fold_layer(tuple(sublayer for _, sublayer in piece)))
         else:
-            unit, count = _shortest_unit(piece)
+            count = _repetitions(piece)
             if count == 1:
                 return None
+            unit = piece[: len(piece) // count]
             body = _fold(tuple((layer - next_layer, sublayer) for layer, sublayer in unit))
             if body is None:
                 return None
@@ -292,19 +291,20 @@ def _cut(steps: Steps) -> list[Steps]:
 
 
 def _fold_layer(sublayers: tuple[Sublayer, ...]) -> Nodes:
-    unit, count = _shortest_unit(sublayers)
+    count = _repetitions(sublayers)
     if count > 1:
+        unit = sublayers[: len(sublayers) // count]
         return (Repeat(count, _fold_layer(unit), "passes"),)
-    runs = [(sublayer, len(list(run))) for sublayer, run in groupby(sublayers)]
+    runs: list[tuple[Sublayer, int]] = [(s, len(list(run))) for s, run in groupby(sublayers)]
     return tuple(s if n == 1 else Repeat(n, (s,), "passes") for s, n in runs)
 
 
-def _shortest_unit(items: tuple[T, ...]) -> tuple[tuple[T, ...], int]:
-    """The shortest tuple whose repetition gives `items`, and how often it comes."""
+def _repetitions(items: tuple[object, ...]) -> int:
+    """How often the shortest tuple comes whose repetition gives `items`."""
     for length in range(1, len(items) // 2 + 1):
         if len(items) % length == 0 and items[:length] * (len(items) // length) == items:
-            return items[:length], len(items) // length
-    return items, 1
+            return len(items) // length
+    return 1
 
 
 def _join_equal_layers(layers_or_loops: Sequence[Nodes | Repeat]) -> Nodes:

@@ -101,7 +101,9 @@ def check_seal(folder: Path) -> None:
     """Refuse a folder whose files are not the ones that were sealed."""
     contents = read_json(folder / CONTENTS)
     try:
-        sealed = {name: (entry["bytes"], entry["sha256"]) for name, entry in contents["files"].items()}
+        sealed = {
+            name: (entry["bytes"], entry["sha256"]) for name, entry in contents["files"].items()
+        }
     except (KeyError, TypeError, AttributeError):
         raise ValueError(f"{folder / CONTENTS}: not a list of files") from None
     for name, (size, digest) in sealed.items():

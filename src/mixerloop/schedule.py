@@ -1,7 +1,7 @@
 """The schedule: which sublayer runs when.
 
 A looped model is a stack of layers plus a schedule. The schedule lists every *occurrence* of a
-sublayer in execution order, so training, decoding state, cost and interventions all use one address.
+sublayer in execution order, so training, decoding, cost and interventions all use one address.
 A new way of looping is one more function here.
 """
 
@@ -65,9 +65,7 @@ def block_loop(num_layers: int, num_passes: PassCounts) -> Schedule:
 
 def full_loop(num_layers: int, num_passes: int) -> Schedule:
     """The whole stack of layers, `num_passes` times."""
-    return prelude_core_coda(
-        num_prelude=0, num_core=num_layers, num_coda=0, num_passes=num_passes
-    )
+    return prelude_core_coda(num_prelude=0, num_core=num_layers, num_coda=0, num_passes=num_passes)
 
 
 def prelude_core_coda(

@@ -56,10 +56,8 @@ def test_describe_gives_programs_the_papers_figures(size, parameters, ffn_share,
 
 
 def test_describe_adds_schedules_to_the_named_ones():
-    described = json.loads(
-        mixerloop("describe", "nano", "--json", "--schedule", "4x(A2 F)", "--schedule", "full_loop(2)")
-        .stdout
-    )  # fmt: skip
+    more = ["--schedule", "4x(A2 F)", "--schedule", "full_loop(2)"]
+    described = json.loads(mixerloop("describe", "nano", "--json", *more).stdout)
     assert list(described["schedules"])[5:] == ["4x(A2 F)", "full_loop(2)"]
     assert described["schedules"]["full_loop(2)"]["notation"] == "2x(4x(A F))"
 

@@ -122,9 +122,7 @@ def test_gradients_match_finite_differences(monkeypatch, seq):
     leaves = [tensor.requires_grad_() for tensor in inputs.values()]
 
     def rule(*tensors):
-        return gated_delta_rule(
-            **dict(zip(NAMES, tensors, strict=True)), implementation="chunked"
-        )
+        return gated_delta_rule(**dict(zip(NAMES, tensors, strict=True)), implementation="chunked")
 
     assert torch.autograd.gradcheck(rule, leaves)
 
@@ -152,9 +150,7 @@ def test_chunks_and_tiles_of_any_size_give_the_same_values(
 def test_a_sequence_cut_anywhere_goes_on_from_its_state(implementation):
     inputs = make_inputs(seq=130)
     state = inputs.pop("initial_state")
-    whole, final = gated_delta_rule(
-        **inputs, initial_state=state, implementation=implementation
-    )
+    whole, final = gated_delta_rule(**inputs, initial_state=state, implementation=implementation)
     pieces = []
     for start, stop in itertools.pairwise([0, 1, 65, 66, 130]):
         piece = {name: tensor[:, start:stop] for name, tensor in inputs.items()}
@@ -212,14 +208,15 @@ def test_an_unknown_implementation_is_refused():
         choose_implementation("fast")  # pyright: ignore[reportArgumentType]
 
 
-# --- peers: other people's code for the same rule --------------------------------------------------
+# --- peers: other people's code for the same rule -----------------------------------------------
 
 
 def transformers_fallback():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = pytest.importorskip(
-            "transformers.models.qwen3_next.modeling_qwen3_next", reason="transformers not installed"
+            "transformers.models.qwen3_next.modeling_qwen3_next",
+            reason="transformers not installed",
         )
     rule = inspect.unwrap(module.torch_chunk_gated_delta_rule)  # not the kernel it may hide
 
@@ -262,7 +259,9 @@ def test_others_who_wrote_this_rule_agree(peer, seq):
     run_peer = PEERS[peer]()
     inputs = {name: tensor.float() for name, tensor in make_inputs(seq=seq).items()}
     ours, our_state = gated_delta_rule(**inputs, implementation="chunked")
-    inputs["query"] = inputs["query"] * inputs["query"].shape[-1] ** 0.5  # peers scale it themselves
+    inputs["query"] = (
+        inputs["query"] * inputs["query"].shape[-1] ** 0.5
+    )  # peers scale it themselves
     theirs, their_state = run_peer(inputs)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE[torch.float32])
     torch.testing.assert_close(our_state, their_state, rtol=0, atol=TOLERANCE[torch.float32])

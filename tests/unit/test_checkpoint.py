@@ -87,7 +87,7 @@ def test_one_flipped_bit_is_named_and_refused(saved):
 def test_an_edited_config_is_named_and_refused(saved):
     config = saved / runs.CONFIG
     config.write_text(config.read_text().replace("3x(A4 F)", "3x(A3 F)"))
-    with pytest.raises(ValueError, match="config.toml: damaged, its sha256"):
+    with pytest.raises(ValueError, match=r"config\.toml: damaged, its sha256"):
         load_model(saved)
 
 

@@ -25,13 +25,19 @@ def test_a_resolved_config_reads_back_as_the_same_model(name, tmp_path):
     [
         ('[model]\npreset = "15n"', "unknown preset '15n'; did you mean 15m?"),
         ("[modle]", "config: unknown key modle; did you mean model? known: model"),
-        ('[model]\npreset = "15m"\nd_modle = 3', "model: unknown key d_modle; did you mean d_model?"),
+        (
+            '[model]\npreset = "15m"\nd_modle = 3',
+            "model: unknown key d_modle; did you mean d_model?",
+        ),
         ('[model]\npreset = "15m"\nd_model = "wide"', "model.d_model = 'wide': str is not an"),
         ('[model]\npreset = "15m"\nd_model = true', "model.d_model = True: bool is not an"),
         ('[model]\npreset = "15m"\nd_ffn = 0', "model.d_ffn must be at least 1, got 0"),
         ('[model]\npreset = "15m"\nnorm_eps = 0.0', "model.norm_eps must be above 0"),
         ('[model]\npreset = "15m"\nmixer = "mamba"', "model.mixer = 'mamba'"),
-        ('[model]\npreset = "15m"\nschedule = "6x(A0 F)"', "model.schedule '6x(A0 F)', character 5"),
+        (
+            '[model]\npreset = "15m"\nschedule = "6x(A0 F)"',
+            "model.schedule '6x(A0 F)', character 5",
+        ),
         ('[model]\npreset = "15m"\nschedule = "5x(A F)"', "has 5 layers; the model has 6"),
         ("[model]\nnum_layers = 3", "model.d_model is missing"),
         ("model = 3", "model must be a table, got 3"),
@@ -42,7 +48,7 @@ def test_a_resolved_config_reads_back_as_the_same_model(name, tmp_path):
 def test_what_a_config_should_not_say_is_named(toml, message, tmp_path):
     path = tmp_path / "config.toml"
     path.write_text(toml)
-    with pytest.raises(ValueError, match="config.toml") as caught:
+    with pytest.raises(ValueError, match=r"config\.toml") as caught:
         config.load(path)
     assert message in str(caught.value)
 

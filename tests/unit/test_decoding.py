@@ -120,15 +120,16 @@ def test_decoding_under_another_schedule_is_asked_for(tiny, tokens):
     model = fresh_model(tiny, seed=0).requires_grad_(False)
     schedule = mixer_loop(tiny.num_layers, 2)
     logits, _ = prefill(model, tokens, start(model, batch=2, schedule=schedule))
-    torch.testing.assert_close(
-        logits, model(tokens, schedule=schedule)[:, -1], rtol=0, atol=1e-5
-    )
+    torch.testing.assert_close(logits, model(tokens, schedule=schedule)[:, -1], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m, s: advance(m, torch.zeros(3, 1, dtype=torch.int64), s), "3 sequences, the state 2"),
+        (
+            lambda m, s: advance(m, torch.zeros(3, 1, dtype=torch.int64), s),
+            "3 sequences, the state 2",
+        ),
         (lambda m, s: s.select(torch.tensor([2])), "rows must name some of 2 sequences"),
         (lambda m, s: s.fork(0), "rows must name some of 2 sequences"),
         (

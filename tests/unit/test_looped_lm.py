@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mixerloop.model.gated_delta_net import GatedDeltaNet
 from mixerloop.model.initialization import fresh_model
 from mixerloop.notation import parse, resolve
 from mixerloop.schedule import LOOPS, Occurrence, full_loop, mixer_loop, no_loop
@@ -17,16 +18,14 @@ def tokens_for(config, batch=2, seq=70, seed=0):
 def with_wild_pass_residual(model):
     generator = torch.Generator().manual_seed(1)
     model.pass_residual.data.normal_(generator=generator)
-    return model
+    return model, model.get_parameter("pass_residual")
 
 
 @pytest.mark.parametrize("pass_residual", [False, True])
 def test_with_one_pass_every_loop_gives_the_same_logits_bit_for_bit(tiny, pass_residual):
     tokens = tokens_for(tiny)
     config = replace(tiny, pass_residual=pass_residual)
-    logits = [
-        fresh_model(replace(config, schedule=f"{name}(1)"), seed=0)(tokens) for name in LOOPS
-    ]
+    logits = [fresh_model(replace(config, schedule=f"{name}(1)"), seed=0)(tokens) for name in LOOPS]
     for other in logits[1:]:
         assert torch.equal(logits[0], other)
 
@@ -110,7 +109,7 @@ def test_the_head_is_computed_at_chosen_positions_only(tiny, monkeypatch):
     assert rows == [2]
 
 
-# --- context-off -----------------------------------------------------------------------------------
+# --- context-off --------------------------------------------------------------------------------
 
 
 def test_a_context_off_mixer_depends_on_no_other_token(tiny):
@@ -159,7 +158,7 @@ def test_context_off_touches_its_occurrence_only(tiny):
     assert differing == list(model.schedule[model.schedule.index(off) :])
 
 
-# --- taps ------------------------------------------------------------------------------------------
+# --- taps ---------------------------------------------------------------------------------------
 
 
 def test_taps_see_every_residual_and_update(tiny):
@@ -186,7 +185,7 @@ def test_a_tap_can_replace_what_it_sees(tiny):
     torch.testing.assert_close(silenced, without)
 
 
-# --- the learned per-pass residual ----------------------------------------------------------------
+# --- the learned per-pass residual --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -200,25 +199,25 @@ def test_the_pass_residual_changes_nothing_before_it_has_learned(tiny, name):
 def test_the_pass_residual_adds_what_entered_each_pass(tiny):
     tokens = tokens_for(tiny)
     config = replace(tiny, pass_residual=True, schedule="mixer_loop(3)")
-    model = with_wild_pass_residual(fresh_model(config, seed=0))
+    model, weights = with_wild_pass_residual(fresh_model(config, seed=0))
     h = model.embedding(tokens)
     for layer in model.layers:
         for index in range(3):
             before = h
             h = h + layer.mixer(layer.mixer_norm(h))[0]
-            h = h + model.pass_residual[index] * before
+            h = h + weights[index] * before
         h = h + layer.ffn(layer.ffn_norm(h))
     assert torch.equal(model(tokens), model.read_out(h))
 
     config = replace(tiny, pass_residual=True, schedule="full_loop(3)")
-    model = with_wild_pass_residual(fresh_model(config, seed=0))
+    model, weights = with_wild_pass_residual(fresh_model(config, seed=0))
     h = model.embedding(tokens)
     for index in range(3):
         before = h
         for layer in model.layers:
             h = h + layer.mixer(layer.mixer_norm(h))[0]
             h = h + layer.ffn(layer.ffn_norm(h))
-        h = h + model.pass_residual[index] * before
+        h = h + weights[index] * before
     assert torch.equal(model(tokens), model.read_out(h))
 
 
@@ -228,12 +227,13 @@ def test_the_pass_residual_refuses_more_passes_than_it_has_rows(tiny):
         model(tokens_for(tiny), schedule=mixer_loop(tiny.num_layers, 3))
 
 
-# --- precision -------------------------------------------------------------------------------------
+# --- precision ----------------------------------------------------------------------------------
 
 
 def test_under_bfloat16_autocast_decay_norms_and_residual_stay_float32(tiny):
     model = fresh_model(tiny, seed=0)
     mixer = model.layers[0].mixer
+    assert isinstance(mixer, GatedDeltaNet)
     x = torch.randn(2, 9, tiny.d_model)
     with torch.autocast("cpu", torch.bfloat16):
         assert mixer.qkv_proj(x).dtype == torch.bfloat16
@@ -261,7 +261,9 @@ def test_bfloat16_stays_near_float32(tiny):
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_every_parameter_has_a_gradient_that_finite_differences_confirm(tiny, name):
-    model = fresh_model(replace(tiny, schedule=f"{name}" if name == "no_loop" else f"{name}(2)"), seed=0)
+    model = fresh_model(
+        replace(tiny, schedule=f"{name}" if name == "no_loop" else f"{name}(2)"), seed=0
+    )
     model = model.double()
     tokens = tokens_for(tiny, batch=1, seq=9)
 
@@ -285,7 +287,7 @@ def test_every_parameter_has_a_gradient_that_finite_differences_confirm(tiny, na
         assert slope == pytest.approx((gradient * direction).sum().item(), abs=1e-7), parameter_name
 
 
-# --- bad input -------------------------------------------------------------------------------------
+# --- bad input ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

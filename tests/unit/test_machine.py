@@ -16,9 +16,7 @@ def test_amx_without_its_description_is_recognised(level, flags, hidden):
     assert machine._amx_is_announced_but_hidden(cpuinfo) is hidden
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [(None, machine.ISA_WITHOUT_AMX), ("AVX2", "AVX2")]
-)
+@pytest.mark.parametrize(("before", "after"), [(None, machine.ISA_WITHOUT_AMX), ("AVX2", "AVX2")])
 def test_a_limit_is_set_but_never_changed(monkeypatch, before, after):
     monkeypatch.setattr(machine, "_cpuinfo", lambda: CPUINFO.format(level=28, flags="amx_tile"))
     monkeypatch.delenv(machine.ISA_LIMIT, raising=False)

@@ -6,9 +6,8 @@ from mixerloop import runs
 
 
 def test_a_folder_appears_only_when_it_is_complete(tmp_path):
-    with pytest.raises(RuntimeError), runs.new_folder(tmp_path / "run") as folder:
-        (folder / "half").write_text("written")
-        raise RuntimeError
+    with pytest.raises(ZeroDivisionError), runs.new_folder(tmp_path / "run") as folder:
+        (folder / "half").write_text(str(1 / 0))
     assert list(tmp_path.iterdir()) == []
     with runs.new_folder(tmp_path / "run") as folder:
         (folder / "whole").write_text("written")

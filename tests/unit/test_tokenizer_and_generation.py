@@ -111,9 +111,7 @@ def test_one_seed_gives_one_text_and_greedy_follows_the_parallel_forward(tiny):
         tokens = generate(model, prompt, max_tokens=8, **options)
         return torch.stack(list(tokens), dim=1)
 
-    assert torch.equal(
-        run(sampling=Sampling(), seed=1), run(sampling=Sampling(), seed=1)
-    )
+    assert torch.equal(run(sampling=Sampling(), seed=1), run(sampling=Sampling(), seed=1))
     assert not torch.equal(run(sampling=Sampling(), seed=1), run(sampling=Sampling(), seed=2))
     greedy = run(sampling=Sampling(temperature=0), seed=0)
     sequence = prompt
@@ -124,7 +122,6 @@ def test_one_seed_gives_one_text_and_greedy_follows_the_parallel_forward(tiny):
 
 
 def test_generating_nothing_is_refused(tiny):
+    model = fresh_model(tiny, seed=0)
     with pytest.raises(ValueError, match="max_tokens must be at least 1"):
-        next(generate(
-            fresh_model(tiny, seed=0), torch.tensor([[1]]), max_tokens=0, sampling=Sampling(), seed=0
-        ))  # fmt: skip
+        next(generate(model, torch.tensor([[1]]), max_tokens=0, sampling=Sampling(), seed=0))

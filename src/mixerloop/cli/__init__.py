@@ -1,1 +1,1 @@
-"""The `mixerloop` command: one module per verb. Torch is loaded by a verb that runs, not by help."""
+"""The `mixerloop` command: one module per verb, and no torch until one runs."""

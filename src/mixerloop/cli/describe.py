@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from mixerloop import config, paper
+from mixerloop import config, paper, runs
 from mixerloop.notation import resolve
+from mixerloop.reports.schedule_diagram import draw
 from mixerloop.schedule import LOOPS
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ examples:
   mixerloop describe 15m
   mixerloop describe 110m --schedule "12x(A2 F)" --schedule "4x(A F) 2x(4x(A F)) 4x(A F)"
   mixerloop describe 15m --json
+  mixerloop describe 15m --picture loops.svg
 """
 
 
@@ -31,6 +34,8 @@ class Describe:
     """nano, 15m, 42m or 110m."""
     schedule: Annotated[list[str], tyro.conf.UseAppendAction] = field(default_factory=list)
     """A schedule to add to the five named loops; may be repeated."""
+    picture: Path | None = None
+    """Also draw the schedules into this SVG file."""
     json: bool = False
     """Print JSON for programs."""
 
@@ -47,6 +52,9 @@ class Describe:
             name: account_schedule(model, schedule, num_layers=num_layers)
             for name, schedule in schedules.items()
         }
+        if self.picture is not None:
+            cost = {"mixer": model.mixer.projection_macs, "ffn": model.ffn.projection_macs}
+            runs.write_file(self.picture, draw(schedules, cost))
         if self.json:
             print(to_json(self.size, model, accounts))
         else:

@@ -9,8 +9,7 @@ import tyro
 from mixerloop import config, runs
 from mixerloop.config import RunConfig
 
-
-HELP = """Write a run whose weights are freshly drawn: the control every trained model is compared with.
+HELP = """Write a run whose weights are freshly drawn: the control for a trained one.
 
 examples:
   mixerloop init nano --out runs/fresh
@@ -46,12 +45,11 @@ class Init:
         from mixerloop.model.initialization import fresh_model
 
         tokenizer = None if self.tokenizer is None else Tokenizer(self.tokenizer)
-        if tokenizer is not None:
-            if tokenizer.vocab_size > model_config.vocab_size:
-                raise ValueError(
-                    f"{self.tokenizer}: {tokenizer.vocab_size:,} tokens do not fit the vocabulary "
-                    f"of {model_config.vocab_size:,} of {self.size}"
-                )
+        if tokenizer is not None and tokenizer.vocab_size > model_config.vocab_size:
+            raise ValueError(
+                f"{self.tokenizer}: {tokenizer.vocab_size:,} tokens do not fit the vocabulary "
+                f"of {model_config.vocab_size:,} of {self.size}"
+            )
         run_config = RunConfig(model=model_config)
         with runs.new_folder(self.out) as folder:
             model = fresh_model(model_config, seed=self.seed, rule=self.init)

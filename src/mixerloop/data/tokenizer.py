@@ -7,6 +7,7 @@ import sentencepiece
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
+
 class Tokenizer:
     """Text to token ids and back."""
 
@@ -48,7 +49,10 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, prompt: list[int]) -> None:
         self._tokenizer = tokenizer
         self._ids = list(prompt)
-        self._context, self._shown = 0, len(prompt)  # where decoding starts, and what is out already
+        self._context, self._shown = (
+            0,
+            len(prompt),
+        )  # where decoding starts, and what is out already
 
     def push(self, token: int) -> str:
         """What one more token adds to the text, which may be nothing yet."""

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mixerloop.config import ModelConfig
 from mixerloop.model.initialization import fresh_model, meta_model
-from mixerloop.model.looped_lm import Layer
 from mixerloop.model.sublayer import Cost
 from mixerloop.notation import notation
 from mixerloop.schedule import DEFAULT_NUM_PASSES, Schedule, Sublayer, full_loop
@@ -60,7 +59,6 @@ def account_model(config: ModelConfig) -> ModelAccount:
     """Count a model."""
     model = meta_model(config)
     layer = model.layers[0]
-    assert isinstance(layer, Layer)
     mixer, ffn = layer.mixer.cost(), layer.ffn.cost()
     return ModelAccount(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -73,7 +71,11 @@ def account_model(config: ModelConfig) -> ModelAccount:
 
 
 def account_schedule(
-    model: ModelAccount, schedule: Schedule, *, num_layers: int, num_passes: int = DEFAULT_NUM_PASSES
+    model: ModelAccount,
+    schedule: Schedule,
+    *,
+    num_layers: int,
+    num_passes: int = DEFAULT_NUM_PASSES,
 ) -> ScheduleAccount:
     """Count a schedule, beside the full loop of the same stack with `num_passes` passes."""
     counts = Counter(occurrence.sublayer for occurrence in schedule)

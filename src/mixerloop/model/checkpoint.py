@@ -20,7 +20,9 @@ WEIGHTS = "model.safetensors"
 
 def save_model(folder: Path, model: LoopedLM, config: RunConfig) -> None:
     """Write weights and config into a folder that is being made; the caller seals it."""
-    tensors = {name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
+    tensors = {
+        name: parameter.detach().contiguous() for name, parameter in model.named_parameters()
+    }
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     runs.write_file(folder / runs.CONFIG, configs.dump(config))
 

@@ -1,7 +1,7 @@
 """Decoding: a constant-size state per mixer occurrence, carried from token to token.
 
 A `DecodeState` is a value: nothing changes it in place. To keep a snapshot, keep the state; to roll
-back, go on from the one you kept; to fork, go on from the same one twice, or `fork` it into a batch.
+back, go on from the one you kept; to fork, go on from one state twice, or `fork` it into a batch.
 """
 
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ def advance(
     *,
     positions: Int[Tensor, "..."] | None = None,
 ) -> tuple[Float[Tensor, "batch positions vocab"], DecodeState]:
-    """Feed tokens; returns logits at `positions` among them (or at all) and the state after them."""
+    """Feed tokens; returns logits at `positions` among them, or at all, and the next state."""
     residual, after = _feed(model, tokens, state)
     return model.read_out(residual, positions), after
 
@@ -95,9 +95,7 @@ def prefill(
 def _feed(model: LoopedLM, tokens: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
     if tokens.shape[0] != state.batch:
         raise ValueError(f"tokens hold {tokens.shape[0]} sequences, the state {state.batch}")
-    residual, states = model.walk(
-        model.embed(tokens), state.schedule, states=state.mixer_states
-    )
+    residual, states = model.walk(model.embed(tokens), state.schedule, states=state.mixer_states)
     num_tokens = state.num_tokens + tokens.shape[1]
     return residual, DecodeState(state.schedule, states, state.batch, num_tokens)
 

@@ -23,4 +23,6 @@ class SwiGLU(nn.Module):
 
     def cost(self) -> Cost:
         """Three matrices; nothing is remembered."""
-        return Cost(projection_macs=self.gate_up_proj.weight.numel() + self.down_proj.weight.numel())
+        return Cost(
+            projection_macs=self.gate_up_proj.weight.numel() + self.down_proj.weight.numel()
+        )

@@ -1,7 +1,7 @@
 """Fresh weights.
 
 Every parameter is drawn from its own generator, seeded by the run's seed and the parameter's name.
-So one seed gives bit-identical weights whatever the schedule, and adding a parameter moves no other.
+One seed gives bit-identical weights whatever the schedule, and a new parameter moves no other.
 """
 
 import hashlib
@@ -39,9 +39,7 @@ def fresh_model(
     return model
 
 
-def empty_model(
-    config: ModelConfig, *, implementation: ImplementationChoice = "auto"
-) -> LoopedLM:
+def empty_model(config: ModelConfig, *, implementation: ImplementationChoice = "auto") -> LoopedLM:
     """A model whose weights are allocated but not set."""
     return meta_model(config, implementation=implementation).to_empty(device="cpu")
 
@@ -66,14 +64,16 @@ def initialize(model: LoopedLM, *, seed: int, rule: InitRule = "shared") -> None
 
 
 def _draw(name: str, shape: torch.Size, std: float, generator: torch.Generator) -> Tensor:
-    """float32 values; in bfloat16 a decay rate of zero would be drawn often enough to kill heads."""
+    """Values in float32; in bfloat16 a decay rate of zero would come up and kill its head."""
     match name.rsplit(".", 2)[-2:]:
         case [*_, "pass_residual"]:
             return torch.zeros(shape)
         case [module, "weight"] if module.endswith("norm"):
             return torch.ones(shape)
         case [*_, "A_log"]:
-            return torch.empty(shape).uniform_(*A_RANGE, generator=generator).clamp_(SMALLEST_A).log()
+            return (
+                torch.empty(shape).uniform_(*A_RANGE, generator=generator).clamp_(SMALLEST_A).log()
+            )
         case [*_, "dt_bias"]:
             low, high = (math.log(bound) for bound in DT_RANGE)
             dt = torch.empty(shape).uniform_(low, high, generator=generator).exp_().clamp_(DT_FLOOR)

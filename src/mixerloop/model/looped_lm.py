@@ -1,8 +1,8 @@
 """The looped language model: embed, walk the schedule, read out."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,8 @@ MIXERS = {"gated_delta_net": GatedDeltaNet}
 class Layer(nn.Module):
     """One physical block of weights: a mixer and an ffn, each with its norm."""
 
+    mixer: Mixer
+
     def __init__(self, config: ModelConfig, mixer: Mixer) -> None:
         super().__init__()
         self.mixer_norm = RMSNorm(config.d_model, config.norm_eps)
@@ -40,7 +42,10 @@ class Layer(nn.Module):
 
 
 class LoopedLM(nn.Module):
-    """A stack of layers and the schedule it was made for; any other schedule is asked for by name."""
+    """A stack of layers and the schedule it was made for; any other must be asked for."""
+
+    layers: Sequence[Layer]
+    pass_residual: nn.Parameter | None
 
     def __init__(
         self, config: ModelConfig, *, implementation: ImplementationChoice = "auto"
@@ -52,10 +57,11 @@ class LoopedLM(nn.Module):
         self.implementation = choose_implementation(implementation)
         mixer = MIXERS[config.mixer]
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.layers = nn.ModuleList(
+        layers = [
             Layer(config, mixer(config, implementation=self.implementation))
             for _ in range(config.num_layers)
-        )
+        ]
+        self.layers = cast(Sequence[Layer], nn.ModuleList(layers))
         self.final_norm = RMSNorm(config.d_model, config.norm_eps)
         self.register_parameter("pass_residual", None)
         if config.pass_residual:
@@ -123,17 +129,21 @@ class LoopedLM(nn.Module):
         residual: Float[Tensor, "batch seq d_model"],
         positions: Int[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "batch positions vocab"]:
-        """Logits at `positions` only: [num] for every row alike, or [batch, num]; -1 is the last."""
+        """Logits at `positions` only: [num] for all rows alike, or [batch, num]; -1 is the last."""
         if positions is not None:
             residual = _at(residual, positions)
         logits = F.linear(self.final_norm(residual), self.embedding.weight)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def _run(
-        self, occurrence: Occurrence, residual: Tensor, *, state: MixerState | None, context_off: bool
+        self,
+        occurrence: Occurrence,
+        residual: Tensor,
+        *,
+        state: MixerState | None,
+        context_off: bool,
     ) -> tuple[Tensor, MixerState | None]:
         layer = self.layers[occurrence.layer]
-        assert isinstance(layer, Layer)
         if occurrence.sublayer == "ffn":
             return layer.ffn(layer.ffn_norm(residual)), None
         if context_off:
@@ -147,7 +157,9 @@ class LoopedLM(nn.Module):
         entered, left = _pass_ends(schedule)
         needed = 1 + max(left.values(), default=-1)
         if needed > (rows := self.pass_residual.shape[0]):
-            raise ValueError(f"pass_residual was learned for {rows} passes, the schedule has {needed}")
+            raise ValueError(
+                f"pass_residual was learned for {rows} passes, the schedule has {needed}"
+            )
         return entered, left
 
     def _check_addresses(
@@ -193,6 +205,8 @@ def _at(residual: Tensor, positions: Tensor) -> Tensor:
     if positions.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"positions must be int32 or int64, got {positions.dtype}")
     if not torch.compiler.is_compiling() and bool(((positions < -seq) | (positions >= seq)).any()):
-        raise ValueError(f"positions must lie in a sequence of {seq} tokens, got {positions.tolist()}")
+        raise ValueError(
+            f"positions must lie in a sequence of {seq} tokens, got {positions.tolist()}"
+        )
     positions = (positions % seq).expand(batch, -1)
     return residual.gather(1, positions[..., None].long().expand(-1, -1, d_model))

@@ -29,7 +29,7 @@ class Mixer(Protocol):
     def __call__(
         self, x: Float[Tensor, "batch seq d_model"], state: MixerState | None = None
     ) -> tuple[Float[Tensor, "batch seq d_model"], MixerState]:
-        """The update to the residual and the state after the last token; no state: a new sequence."""
+        """The update to the residual and the state to go on from; no state is a new sequence."""
         ...
 
     def context_off(

@@ -59,7 +59,8 @@ class _ChunkedGatedDeltaRule(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, d_output, d_final_state):
+    def backward(ctx, *d_results):  # pyright: ignore[reportIncompatibleMethodOverride]
+        d_output, d_final_state = d_results
         *tokens, states = ctx.saved_tensors
         d_tokens = [torch.empty_like(x) for x in tokens]
         d_initial_state = torch.empty_like(d_final_state)
@@ -82,7 +83,7 @@ def num_chunks(seq: int) -> int:
 
 
 def tiles(batch: int, seq: int, heads: int) -> Iterator[tuple[slice, slice]]:
-    """Parts of batch x heads whose temporaries stay small: memory and caches are the same matter."""
+    """Parts of batch x heads, small enough that the temporaries of one are no burden."""
     num_heads = max(1, min(heads, TILE_TOKENS // seq))
     num_rows = max(1, TILE_TOKENS // (seq * heads))
     for row in range(0, batch, num_rows):
@@ -136,7 +137,7 @@ def decays(g: Tensor) -> Decay:
 
 
 def solve(below: Tensor, right: Tensor) -> Tensor:
-    """(I + below)^-1 right, by forward substitution; what `below` has on the diagonal is ignored."""
+    """(I + below)^-1 right, by forward substitution; `below` is strictly lower triangular."""
     return torch.linalg.solve_triangular(below, right, upper=False, unitriangular=True)
 
 
@@ -206,10 +207,7 @@ def backward(
 
     d_q = decay.start * (d_output @ states.mT) + d_scores @ k
     d_k = (
-        d_stored @ states.mT
-        + d_scores.mT @ q
-        + (d_overlap + d_overlap.mT) @ k
-        + decay.end * d_kept
+        d_stored @ states.mT + d_scores.mT @ q + (d_overlap + d_overlap.mT) @ k + decay.end * d_kept
     )
     d_v = b * d_right
     d_b = (d_right * surprise).sum(-1) + (d_lower * lower).sum(-1)
@@ -218,6 +216,8 @@ def backward(
     d_end = (k * d_kept).sum(-1) * decay.end[..., 0]
     pairs = d_scores * qk + d_overlap * kk
     d_total = d_start * decay.start[..., 0] + pairs.sum(-1) - pairs.sum(-2) - d_end
-    d_total[..., -1] += d_end.sum(-1) + decay.whole[..., 0, 0] * (d_states_out * states).sum((-1, -2))
+    d_total[..., -1] += d_end.sum(-1) + decay.whole[..., 0, 0] * (d_states_out * states).sum(
+        (-1, -2)
+    )
     d_g = d_total.flip(-1).cumsum(-1).flip(-1)
     return Chunks(d_q, d_k, d_v, d_g, d_b), d_state

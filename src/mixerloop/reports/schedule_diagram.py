@@ -1,0 +1,91 @@
+"""Schedules as a picture: one row per layer, time to the right, width for cost.
+
+Every occurrence is a box in the row of its layer. Loops show as boxes that come back to a row, and
+the length of a strip is the compute of one token. Light and dark are both served.
+"""
+
+from collections.abc import Mapping
+from html import escape
+
+from mixerloop.notation import notation
+from mixerloop.schedule import Schedule, Sublayer, num_layers_of
+
+WIDTH = 860
+ROW_HEIGHT = 13
+LEGEND_HEIGHT = 34
+TITLE_HEIGHT = 20
+STRIP_GAP = 22
+
+STYLE = """
+text { font: 13px system-ui, sans-serif; fill: #1f2328 }
+.name { font-weight: 600 } .end { text-anchor: end }
+.quiet { fill: #59636e; font-size: 12px; font-weight: 400 }
+.row { stroke: #d1d9e0; stroke-width: 1 }
+.mixer { fill: #2f6fdb } .ffn { fill: #e08a1e }
+@media (prefers-color-scheme: dark) {
+  text { fill: #f0f6fc } .quiet { fill: #9198a1 } .row { stroke: #3d444d }
+  .mixer { fill: #6aa1ff } .ffn { fill: #f0a84a }
+}
+"""
+
+
+def draw(schedules: Mapping[str, Schedule], cost: Mapping[Sublayer, float]) -> str:
+    """An SVG of schedules over one stack, all to one scale; `cost` is that of one occurrence."""
+    lengths = {name: sum(cost[o.sublayer] for o in s) for name, s in schedules.items()}
+    longest = max(lengths.values())
+    parts = [_legend()]
+    top = LEGEND_HEIGHT
+    for name, schedule in schedules.items():
+        parts.append(_title(name, schedule, lengths[name] / longest, top))
+        parts.append(_strip(schedule, cost, WIDTH / longest, top + TITLE_HEIGHT))
+        top += TITLE_HEIGHT + ROW_HEIGHT * num_layers_of(schedule) + STRIP_GAP
+    alternative = escape(", ".join(f"{name} {notation(s)}" for name, s in schedules.items()))
+    height = top - STRIP_GAP + 2
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
+        f'height="{height}" role="img"><title>{alternative}</title><style>{STYLE}</style>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
+    )
+
+
+def _legend() -> str:
+    return (
+        '<rect class="mixer" x="1" y="4" width="11" height="11" rx="2"/>'
+        '<text x="18" y="14">mixer</text>'
+        '<rect class="ffn" x="70" y="4" width="11" height="11" rx="2"/>'
+        '<text x="87" y="14">ffn</text>'
+        f'<text class="quiet end" x="{WIDTH}" y="14">a row is a layer with its own weights; '
+        "time runs to the right; width is compute</text>"
+    )
+
+
+def _title(name: str, schedule: Schedule, share: float, top: float) -> str:
+    text = notation(schedule)
+    beside = "" if text == name else f'  <tspan class="quiet">{escape(_shortened(text))}</tspan>'
+    return (
+        f'<text class="name" x="0" y="{top + 13}" xml:space="preserve">{escape(name)}{beside}'
+        f'</text><text class="quiet end" x="{WIDTH}" y="{top + 13}">{share:.0%}</text>'
+    )
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _strip(schedule: Schedule, cost: Mapping[Sublayer, float], scale: float, top: float) -> str:
+    parts = []
+    for layer in range(num_layers_of(schedule)):
+        y = top + ROW_HEIGHT * (layer + 0.5)
+        parts.append(f'<path class="row" d="M0 {y}H{WIDTH}"/>')
+    x = 0.0
+    for occurrence in schedule:
+        width = cost[occurrence.sublayer] * scale
+        y = top + ROW_HEIGHT * occurrence.layer + 1
+        parts.append(
+            f'<rect class="{occurrence.sublayer}" x="{x + 0.5:.2f}" y="{y}" '
+            f'width="{max(width - 1, 0.5):.2f}" height="{ROW_HEIGHT - 2}" rx="2">'
+            f"<title>{occurrence}</title></rect>"
+        )
+        x += width
+    return "\n".join(parts)
