@@ -11,5 +11,4 @@ if __name__ == "__main__":
     config = preset("15m")
     account = account_model(config)
     loops = {n: LOOPS[n](config.num_layers, 4) for n in ("no_loop", "mixer_loop", "full_loop")}
-    cost = {"mixer": account.mixer.projection_macs, "ffn": account.ffn.projection_macs}
-    Path(__file__).with_suffix(".svg").write_text(draw(loops, cost))
+    Path(__file__).with_suffix(".svg").write_text(draw(loops, account.projection_macs()))

@@ -38,6 +38,5 @@ def test_names_are_escaped():
 def test_the_readme_picture_is_the_one_the_code_draws():
     """`make picture` draws it again."""
     account = account_model(preset("15m"))
-    cost = {"mixer": account.mixer.projection_macs, "ffn": account.ffn.projection_macs}
     loops = {name: LOOPS[name](6, 4) for name in ("no_loop", "mixer_loop", "full_loop")}
-    assert PICTURE.read_text() == draw(loops, cost)
+    assert PICTURE.read_text() == draw(loops, account.projection_macs())

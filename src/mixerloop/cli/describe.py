@@ -53,8 +53,7 @@ class Describe:
             for name, schedule in schedules.items()
         }
         if self.picture is not None:
-            cost = {"mixer": model.mixer.projection_macs, "ffn": model.ffn.projection_macs}
-            runs.write_file(self.picture, draw(schedules, cost))
+            runs.write_file(self.picture, draw(schedules, model.projection_macs()))
         if self.json:
             print(to_json(self.size, model, accounts))
         else:

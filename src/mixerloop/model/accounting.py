@@ -32,6 +32,10 @@ class ModelAccount:
     activation_bytes_per_token: dict[Sublayer, int]
     """What autograd keeps for one occurrence of a sublayer, in float32."""
 
+    def projection_macs(self) -> dict[Sublayer, int]:
+        """Multiply-adds with weights in one occurrence, per token."""
+        return {"mixer": self.mixer.projection_macs, "ffn": self.ffn.projection_macs}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleAccount:
@@ -98,7 +102,7 @@ def account_schedule(
 
 
 def _backbone_macs(model: ModelAccount, schedule: Schedule) -> int:
-    cost = {"mixer": model.mixer.projection_macs, "ffn": model.ffn.projection_macs}
+    cost = model.projection_macs()
     return sum(cost[occurrence.sublayer] for occurrence in schedule)
 
 

@@ -1,0 +1,59 @@
+# Each target sets up what it needs: `make test` works on a fresh clone.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: setup peers test check study bench picture clean
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml constraints.txt
+	@echo "setting up .venv"
+	@$(PYTHON) -c 'import sys; sys.exit("mixerloop needs Python 3.11 or newer") if sys.version_info < (3, 11) else 0'
+	@$(PYTHON) -m venv .venv
+	@$(PIP) -e ".[dev]"
+	@touch $@
+
+# Other people's gated delta rule; the parity tests compare with it when it is there.
+peers: .venv/.peers
+
+.venv/.peers: .venv/.ready
+	@$(PIP) -e ".[peers]"
+	@touch $@
+
+test: setup
+	$(BIN)/python -m pytest -n auto
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/unit/test_imports.py
+
+study: setup
+	@echo "Training and the study of trained models are still to come."
+	@echo "This is what can be measured before: the cost of each loop, and decoding from fresh weights."
+	@echo
+	@$(BIN)/mixerloop describe 15m
+	@echo
+	@$(BIN)/mixerloop describe 110m
+	@echo
+	@rm -rf runs/first-look && mkdir -p runs
+	@$(BIN)/mixerloop init nano --out runs/first-look
+	@$(BIN)/mixerloop generate runs/first-look --prompt-tokens 1 2 3 --max-tokens 30
+	@echo
+	@$(BIN)/mixerloop describe 15m --picture runs/first-look/loops.svg --json > runs/first-look/cost.json
+	@echo "done: the loops as a picture in runs/first-look/loops.svg, their cost in runs/first-look/cost.json"
+
+bench: setup
+	$(BIN)/python benchmarks/operator_memory.py
+	$(BIN)/python benchmarks/decode.py
+
+picture: setup
+	$(BIN)/python docs/images/loops.py
+
+clean:
+	rm -rf .venv build dist runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Measuring speed and memory honestly: ratios within one run, medians, a machine header."""

@@ -1,0 +1,65 @@
+"""What the README tells a user to run, run."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands():
+    lines = [line.split("  #")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+def test_the_commands_run_one_after_another(tmp_path):
+    ran = [command for command in commands() if command.startswith("mixerloop ")]
+    assert len(ran) >= 5
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    for command in ran:
+        done = subprocess.run(
+            command, shell=True, cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+    assert (tmp_path / "loops.svg").exists()
+
+
+def test_every_other_command_is_a_target_of_the_makefile():
+    """`make test` runs this test and `.ci/run` runs the rest."""
+    makefile = (ROOT / "Makefile").read_text()
+    others = [command for command in commands() if not command.startswith("mixerloop ")]
+    assert others == ["make test", "make study"]
+    for command in others:
+        assert f"\n{command.split()[1]}: setup" in makefile
+
+
+def test_the_python_example_runs(tmp_path):
+    (example,) = blocks("python")
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_table_is_what_describe_prints():
+    done = subprocess.run(
+        [sys.executable, "-m", "mixerloop", "describe", "15m"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    (shown,) = blocks("text")
+    assert [line.rstrip() for line in done.stdout.splitlines()][: len(shown.splitlines())] == [
+        line.rstrip() for line in shown.splitlines()
+    ]
+
+
+@pytest.mark.parametrize("target", re.findall(r"\]\((?!http)([^)]+)\)", README))
+def test_every_link_leads_somewhere(target):
+    assert (ROOT / target).exists()
