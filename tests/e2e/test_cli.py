@@ -1,10 +1,13 @@
 """The command as a user runs it: subprocesses, exit codes, what is printed where."""
 
+import io
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
+import sentencepiece
 
 from mixerloop import runs
 
@@ -165,3 +168,57 @@ def test_a_reader_that_goes_away_is_no_error():
     )  # fmt: skip
     assert done.stdout == "{\n"
     assert done.stderr == ""
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the cat sat on the mat and the dog ran to the cat"] * 20),
+        model_writer=model, vocab_size=290, model_type="bpe", byte_fallback=True,
+        hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("tokenizer") / "cats.model"
+    path.write_bytes(model.getvalue())
+    return path
+
+
+@pytest.fixture(scope="module")
+def fresh_text(tokenizer, tmp_path_factory):
+    run = tmp_path_factory.mktemp("runs") / "text"
+    mixerloop("init", "nano", "--out", run, "--tokenizer", tokenizer)
+    return run
+
+
+def test_generate_streams_text_and_stops_before_a_stop_text(fresh_text):
+    command = ["generate", fresh_text, "--prompt", "the cat", "--max-tokens", 40, "--top-k", 250]
+    text = json.loads(mixerloop(*command, "--json").stdout)["text"]
+    assert len(text) > 10
+    assert mixerloop(*command).stdout == text + "\n"
+    stop = text[4:7]
+    stopped = json.loads(mixerloop(*command, "--stop", stop, "--json").stdout)
+    assert stopped["text"] == text[: text.index(stop)]
+    assert mixerloop(*command, "--stop", stop).stdout == stopped["text"] + "\n"
+    assert len(stopped["tokens"]) < 40
+
+
+def test_the_tokenizer_is_sealed_with_the_weights(fresh_text, tmp_path):
+    shutil.copytree(fresh_text / "checkpoints" / "step-0", tmp_path / "step-0")
+    with (tmp_path / "step-0" / "tokenizer.model").open("ab") as file:
+        file.write(b"x")
+    message = refused("generate", tmp_path / "step-0", "--prompt", "the")
+    assert "tokenizer.model: damaged" in message
+
+
+def test_a_tokenizer_larger_than_the_vocabulary_is_refused(tmp_path):
+    model = io.BytesIO()
+    words = " ".join(f"w{n}{chr(0x4E00 + n)}" for n in range(4200))
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([words]), model_writer=model, vocab_size=4200, model_type="char",
+        hard_vocab_limit=False, max_sentence_length=10**6, character_coverage=1.0, minloglevel=2,
+    )  # fmt: skip
+    path = tmp_path / "large.model"
+    path.write_bytes(model.getvalue())
+    message = refused("init", "nano", "--out", tmp_path / "run", "--tokenizer", path)
+    assert "do not fit the vocabulary of 4,096 of nano" in message
+    assert not (tmp_path / "run").exists()

@@ -125,3 +125,14 @@ def test_generating_nothing_is_refused(tiny):
     model = fresh_model(tiny, seed=0)
     with pytest.raises(ValueError, match="max_tokens must be at least 1"):
         next(generate(model, torch.tensor([[1]]), max_tokens=0, sampling=Sampling(), seed=0))
+
+
+def test_ids_beyond_the_tokenizer_are_never_drawn_and_never_decoded(tiny, tokenizer):
+    model = fresh_model(tiny, seed=0)
+    drawn = generate(
+        model, torch.ones(64, 1, dtype=torch.int64), max_tokens=4, sampling=Sampling(), seed=0,
+        num_ids=7,
+    )  # fmt: skip
+    assert max(int(tokens.max()) for tokens in drawn) == 6
+    with pytest.raises(ValueError, match=f"token id {tokenizer.vocab_size} is outside"):
+        tokenizer.decode([tokenizer.vocab_size])

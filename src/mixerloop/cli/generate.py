@@ -86,6 +86,7 @@ class Generate:
             seed=self.seed,
             schedule=schedule,
             compute_dtype=cast(Any, self.compute_dtype),
+            num_ids=None if tokenizer is None else tokenizer.vocab_size,
         ):
             times.append(time.perf_counter())
             ids.append(int(token))

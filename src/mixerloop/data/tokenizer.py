@@ -37,6 +37,9 @@ class Tokenizer:
 
     def decode(self, ids: list[int]) -> str:
         """The text of token ids; bytes that are not yet a character show as U+FFFD."""
+        if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise ValueError(f"token id {wrong} is outside the tokenizer's {self.vocab_size:,}")
         return self._processor.DecodeIds(ids)
 
 

@@ -44,8 +44,12 @@ def generate(
     seed: int,
     schedule: Schedule | None = None,
     compute_dtype: ComputeDtype = "float32",
+    num_ids: int | None = None,
 ) -> Iterator[Int[Tensor, " batch"]]:
-    """Yield the next token of every sequence, `max_tokens` times; the caller may stop earlier."""
+    """Yield the next token of every sequence, `max_tokens` times; the caller may stop earlier.
+
+    `num_ids` keeps to the first ids, for a tokenizer that is smaller than the embedding.
+    """
     if max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
     generator = torch.Generator(prompt.device).manual_seed(seed)
@@ -53,7 +57,7 @@ def generate(
     with compute_in(compute_dtype, prompt.device.type):
         logits, state = prefill(model, prompt, state)
     for index in range(max_tokens):
-        tokens = draw(logits, sampling, generator)
+        tokens = draw(logits[:, :num_ids], sampling, generator)
         yield tokens
         if index + 1 < max_tokens:
             with compute_in(compute_dtype, prompt.device.type):
