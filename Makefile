@@ -55,5 +55,5 @@ picture: setup
 	$(BIN)/python docs/images/loops.py
 
 clean:
-	rm -rf .venv build dist runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,11 +2,13 @@
 
 import dataclasses
 import difflib
+import math
 import tomllib
+import types
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
 from typeguard import TypeCheckError, check_type
@@ -15,6 +17,18 @@ from mixerloop.notation import notation, resolve
 from mixerloop.schedule import Schedule
 
 T = TypeVar("T")
+
+Implementation = Literal["recurrent", "chunked"]
+ImplementationChoice = Literal["auto", "recurrent", "chunked"]
+"""The form of a mixer's recurrence; `auto` is the fastest there is."""
+ComputeDtype = Literal["float32", "bfloat16"]
+"""What projections are computed in; weights, decays, norms and sums stay float32."""
+InitRule = Literal["shared", "released"]
+"""`shared`: one draw for every schedule. `released`: output projections shrink with depth."""
+PassResidual = Literal["none", "mixer", "ffn", "block", "stack"]
+"""What one pass is, for the learned residual around each pass."""
+
+LARGEST_SIZE = 2**24  # wider than any model; a slip should not ask for all the memory there is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +55,17 @@ class ModelConfig:
     """Tokens the short convolution in front of the mixer sees."""
     norm_eps: float = 1e-5
     """Added to the mean square in every RMSNorm."""
-    pass_residual: bool = False
-    """Learn, for each pass, how much of what entered the pass is added to what leaves it."""
+    pass_residual: PassResidual = "none"
+    """Learn, for each pass round this unit, how much of what entered is added to what leaves."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that no model can have and a schedule that does not fit the layers."""
         for name in (
             *("num_layers", "d_model", "num_heads", "d_head", "d_ffn", "vocab_size", "conv_width"),
         ):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"model.{name} must be at least 1, got {value}")
-        if self.norm_eps <= 0:
+            if not 1 <= (value := getattr(self, name)) <= LARGEST_SIZE:
+                raise ValueError(f"model.{name} must be from 1 to {LARGEST_SIZE:,}, got {value}")
+        if not 0 < self.norm_eps < math.inf:
             raise ValueError(f"model.norm_eps must be above 0, got {self.norm_eps}")
         self.occurrences()
 
@@ -89,17 +103,38 @@ class RunConfig:
 
 def preset(name: str) -> ModelConfig:
     """A preset by its name."""
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"unknown preset '{name}'; {_suggest(name, PRESETS)}")
     return PRESETS[name]
+
+
+def preset_or_file(name: str) -> RunConfig:
+    """The config of a preset, or of a TOML file."""
+    return load(Path(name)) if name.endswith(".toml") else RunConfig(model=preset(name))
+
+
+def one_of(choices: Any, value: str, what: str) -> Any:
+    """`value`, if it is one of the choices of a Literal."""
+    if value not in get_args(choices):
+        raise ValueError(f"unknown {what} '{value}'; {_suggest(value, get_args(choices))}")
+    return value
+
+
+def check_seed(seed: int) -> int:
+    """A seed torch can take."""
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be from 0 to 2^63 - 1, got {seed}")
+    return seed
 
 
 def load(path: Path) -> RunConfig:
     """Read a run's config from a TOML file."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"{path}: cannot read this config: {error}") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot read this config: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not a config in TOML: {_one_line(error)}") from None
     try:
         return run_config(data)
     except ValueError as error:
@@ -118,7 +153,7 @@ def run_config(data: dict[str, Any]) -> RunConfig:
 def dump(config: RunConfig) -> str:
     """A config as TOML with everything written out, the schedule in notation."""
     model = replace(config.model, schedule=notation(config.model.occurrences()))
-    return tomli_w.dumps(dataclasses.asdict(replace(config, model=model)))
+    return tomli_w.dumps(_without_none(dataclasses.asdict(replace(config, model=model))))
 
 
 def from_dict(cls: type[T], data: dict[str, Any], where: str = "") -> T:
@@ -139,19 +174,38 @@ def from_dict(cls: type[T], data: dict[str, Any], where: str = "") -> T:
 
 
 def _typed(value: Any, hint: Any, name: str) -> Any:
+    """TOML has tables, lists and scalars; a dataclass also has tuples and optional values."""
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = [option for option in get_args(hint) if option is not type(None)]
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
             raise ValueError(f"{name} must be a table, got {value!r}")
         return from_dict(hint, value, f"{name}.")  # pyright: ignore[reportArgumentType]
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list):
+            raise ValueError(f"{name} must be a list, got {value!r}")
+        item = get_args(hint)[0]
+        return tuple(_typed(one, item, f"{name}[{index}]") for index, one in enumerate(value))
     try:
         if isinstance(value, bool) and hint is not bool:
             raise TypeCheckError(f"bool is not an instance of {hint}")
         return check_type(value, hint)
     except TypeCheckError as error:
-        raise ValueError(f"{name} = {value!r}: {error}") from None
+        raise ValueError(f"{name} = {value!r}: {_one_line(error)}") from None
 
 
-def _suggest(name: str, known: Iterable[str]) -> str:
+def _without_none(value: Any) -> Any:
+    """TOML has no null; what is absent is left out."""
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return value
+
+
+def _suggest(name: object, known: Iterable[str]) -> str:
     known = list(known)
     near = difflib.get_close_matches(str(name), known, n=1)
     return f"{f'did you mean {near[0]}? ' if near else ''}known: {', '.join(known)}"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

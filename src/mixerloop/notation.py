@@ -37,12 +37,17 @@ Steps = tuple[tuple[int, Sublayer], ...]
 
 def resolve(text: str, num_layers: int) -> Schedule:
     """A schedule for this many layers from notation or a name: `mixer_loop`, `mixer_loop(2)`."""
-    if named := re.fullmatch(r"\s*([a-z_]+)\s*(?:\(\s*([0-9]{1,18})\s*\))?\s*", text):
+    if re.match(r"\s*[A-Za-z]{2,}_?[a-z]", text):
+        named = re.fullmatch(r"\s*(\w+)\s*(?:\(\s*([0-9]{1,18})\s*\))?\s*", text)
+        if named is None:
+            raise ValueError(f"schedule '{text}': write a named loop as full_loop or full_loop(2)")
         return _named_loop(text, named[1], named[2], num_layers)
     schedule = parse(text)
     found = num_layers_of(schedule)
     if found > num_layers or (found < num_layers and "@" not in text):
-        raise ValueError(f"schedule '{text}' has {found} layers; the model has {num_layers}")
+        raise ValueError(
+            f"schedule '{shortened(text)}' has {found} layers; the model has {num_layers}"
+        )
     return schedule
 
 
@@ -215,15 +220,19 @@ def _read_addresses(text: str) -> Schedule:
 
 
 def _error(text: str, problem: str, at: int) -> ValueError:
-    shown = text if len(text) <= 80 else f"{text[:77]}..."
-    return ValueError(f"schedule '{shown}', character {at + 1}: {problem}")
+    return ValueError(f"schedule '{shortened(text)}', character {at + 1}: {problem}")
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """The text, or its beginning where it is too long to show."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 # --- schedule to text ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Repeat:
+class _Repeat:
     """A body that comes `count` times.
 
     `passes`: the same weights again within one layer. `stack_passes`: the same weights again over
@@ -231,30 +240,30 @@ class Repeat:
     """
 
     count: int
-    body: "Nodes"
+    body: "_Nodes"
     kind: Literal["passes", "stack_passes", "layers"]
 
 
-Nodes = tuple[Sublayer | Repeat, ...]
+_Nodes = tuple[Sublayer | _Repeat, ...]
 
 
 def notation(schedule: Schedule) -> str:
     """The text of a schedule: loops where loops describe it, addresses where they do not."""
-    nodes = loop_tree(schedule)
+    nodes = _loop_tree(schedule)
     if nodes is not None and parse(text := _text(nodes)) == schedule:
         return text
     return " ".join(f"{LETTER_OF[o.sublayer]}@{o.layer}.{o.pass_index}" for o in schedule)
 
 
-def loop_tree(schedule: Schedule) -> Nodes | None:
+def _loop_tree(schedule: Schedule) -> _Nodes | None:
     """A schedule as nested loops, or None where it is not made of any."""
     steps: Steps = tuple((occurrence.layer, occurrence.sublayer) for occurrence in schedule)
     return _fold(steps) if steps and in_order(steps) == schedule else None
 
 
-def _fold(steps: Steps) -> Nodes | None:
+def _fold(steps: Steps) -> _Nodes | None:
     """Cut between layers that never mix; what cannot be cut must be a loop over several layers."""
-    layers_or_loops: list[Nodes | Repeat] = []
+    layers_or_loops: list[_Nodes | _Repeat] = []
     next_layer = 0
     for piece in _cut(steps):
         touched = {layer for layer, _ in piece}
@@ -270,7 +279,7 @@ def _fold(steps: Steps) -> Nodes | None:
             body = _fold(tuple((layer - next_layer, sublayer) for layer, sublayer in unit))
             if body is None:
                 return None
-            layers_or_loops.append(Repeat(count, body, "stack_passes"))
+            layers_or_loops.append(_Repeat(count, body, "stack_passes"))
         next_layer += len(touched)
     return _join_equal_layers(layers_or_loops)
 
@@ -290,13 +299,13 @@ def _cut(steps: Steps) -> list[Steps]:
     return [*pieces, steps[start:]]
 
 
-def _fold_layer(sublayers: tuple[Sublayer, ...]) -> Nodes:
+def _fold_layer(sublayers: tuple[Sublayer, ...]) -> _Nodes:
     count = _repetitions(sublayers)
     if count > 1:
         unit = sublayers[: len(sublayers) // count]
-        return (Repeat(count, _fold_layer(unit), "passes"),)
+        return (_Repeat(count, _fold_layer(unit), "passes"),)
     runs: list[tuple[Sublayer, int]] = [(s, len(list(run))) for s, run in groupby(sublayers)]
-    return tuple(s if n == 1 else Repeat(n, (s,), "passes") for s, n in runs)
+    return tuple(s if n == 1 else _Repeat(n, (s,), "passes") for s, n in runs)
 
 
 def _repetitions(items: tuple[object, ...]) -> int:
@@ -307,73 +316,31 @@ def _repetitions(items: tuple[object, ...]) -> int:
     return 1
 
 
-def _join_equal_layers(layers_or_loops: Sequence[Nodes | Repeat]) -> Nodes:
-    nodes: list[Sublayer | Repeat] = []
+def _join_equal_layers(layers_or_loops: Sequence[_Nodes | _Repeat]) -> _Nodes:
+    nodes: list[Sublayer | _Repeat] = []
     for item, equal in groupby(layers_or_loops):
         count = len(list(equal))
-        if isinstance(item, Repeat):
+        if isinstance(item, _Repeat):
             nodes.extend([item] * count)
         elif count > 1 or _letters(item)[0] == "F" or _letters(item)[-1] == "A":
-            nodes.append(Repeat(count, item, "layers"))
+            nodes.append(_Repeat(count, item, "layers"))
         else:
             nodes.extend(item)
     return tuple(nodes)
 
 
-def _letters(nodes: Nodes) -> str:
+def _letters(nodes: _Nodes) -> str:
     return re.sub("[^AF]", "", _text(nodes))
 
 
-def _text(nodes: Nodes) -> str:
+def _text(nodes: _Nodes) -> str:
     return " ".join(_node_text(node) for node in nodes)
 
 
-def _node_text(node: Sublayer | Repeat) -> str:
-    if not isinstance(node, Repeat):
+def _node_text(node: Sublayer | _Repeat) -> str:
+    if not isinstance(node, _Repeat):
         return LETTER_OF[node]
     if node.kind != "passes":
         return f"{node.count}x({_text(node.body)})"
     body = _text(node.body)
     return f"{body}{node.count}" if len(node.body) == 1 else f"({body}){node.count}"
-
-
-# --- the passes of a schedule -------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PassSpan:
-    """One trip round a loop: `schedule[start:stop]`."""
-
-    start: int
-    stop: int
-    pass_index: int
-
-
-def pass_spans(schedule: Schedule) -> tuple[PassSpan, ...]:
-    """Where each pass of each loop begins and ends; loops inside loops have no single answer."""
-    nodes = loop_tree(schedule)
-    if nodes is None:
-        raise ValueError("a schedule that is not made of loops has no passes to number")
-    return tuple(_spans(nodes, start=0, inside_pass=False))
-
-
-def _spans(nodes: Nodes, *, start: int, inside_pass: bool) -> list[PassSpan]:
-    spans: list[PassSpan] = []
-    for node in nodes:
-        if not isinstance(node, Repeat):
-            start += 1
-            continue
-        is_loop = node.kind != "layers"
-        if is_loop and inside_pass:
-            raise ValueError("a loop inside a loop: its passes cannot be numbered one way")
-        for index in range(node.count):
-            length = _length(node.body)
-            if is_loop:
-                spans.append(PassSpan(start, start + length, index))
-            spans.extend(_spans(node.body, start=start, inside_pass=inside_pass or is_loop))
-            start += length
-    return spans
-
-
-def _length(nodes: Nodes) -> int:
-    return sum(n.count * _length(n.body) if isinstance(n, Repeat) else 1 for n in nodes)

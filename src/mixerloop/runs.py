@@ -2,12 +2,12 @@
 
     RUN/config.toml              the resolved config
     RUN/provenance.json          commit, versions, machine, backend, seed
-    RUN/tokenizer.model          the SentencePiece model, for runs on text
-    RUN/checkpoints/step-N/      weights and all that belongs to them, sealed by contents.json
+    RUN/checkpoints/step-N/      weights, config, tokenizer.model; sealed by contents.json
 
 A file or folder appears under its final name only when it is complete.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -36,6 +36,11 @@ _VERSIONED = ("mixerloop", "torch", "numpy", "safetensors", "sentencepiece")
 
 def write_file(path: Path, content: bytes | str) -> None:
     """Write a file beside its place and rename it there."""
+    path = path.resolve()
+    if not path.parent.is_dir():
+        raise ValueError(f"{path}: there is no folder {path.parent}")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: exists and is not a file")
     beside = _beside(path)
     try:
         with beside.open("wb") as file:
@@ -43,6 +48,7 @@ def write_file(path: Path, content: bytes | str) -> None:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
+        _sync(path.parent)
     finally:
         beside.unlink(missing_ok=True)
 
@@ -50,16 +56,35 @@ def write_file(path: Path, content: bytes | str) -> None:
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder to fill; it takes its name when the block ends well and disappears otherwise."""
-    if path.exists():
-        raise ValueError(f"{path} already exists; choose another name or remove it")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = _beside(path)
-    beside.mkdir()
+    taken = ValueError(f"{path} already exists; choose another name or remove it")
+    if path.exists() or path.is_symlink():
+        raise taken
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = _beside(path)
+        beside.mkdir()
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be made: {error.strerror}") from None
     try:
         yield beside
-        beside.rename(path)
+        try:
+            beside.rename(path)
+        except FileExistsError:
+            raise taken from None
+        except OSError as error:
+            raise (taken if error.errno == errno.ENOTEMPTY else error) from None
+        _sync(path.parent)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _beside(path: Path) -> Path:
@@ -92,8 +117,10 @@ def seal(folder: Path) -> None:
     files = {
         file.relative_to(folder).as_posix(): {"bytes": file.stat().st_size, "sha256": sha256(file)}
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.name != CONTENTS
+        if file.is_file() and file != folder / CONTENTS
     }
+    for name in files:
+        _sync(folder / name)
     write_file(folder / CONTENTS, to_json({"files": files}))
 
 
@@ -102,14 +129,17 @@ def check_seal(folder: Path) -> None:
     contents = read_json(folder / CONTENTS)
     try:
         sealed = {
-            name: (entry["bytes"], entry["sha256"]) for name, entry in contents["files"].items()
+            name: (int(entry["bytes"]), str(entry["sha256"]))
+            for name, entry in contents["files"].items()
         }
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError, ValueError):
         raise ValueError(f"{folder / CONTENTS}: not a list of files") from None
     for name, (size, digest) in sealed.items():
         file = folder / name
-        if not file.resolve().is_relative_to(folder.resolve()):
-            raise ValueError(f"{folder / CONTENTS}: names a file outside its folder: {name}")
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name) or ".." in name.split("/"):
+            raise ValueError(f"{folder / CONTENTS}: {name!r} is not the name of a file in here")
+        if file.is_symlink():
+            raise ValueError(f"{file}: is a link, and a checkpoint holds its files itself")
         if not file.is_file():
             raise ValueError(f"{file}: missing from the checkpoint")
         if file.stat().st_size != size:
@@ -119,7 +149,7 @@ def check_seal(folder: Path) -> None:
             raise ValueError(f"{file}: damaged, its sha256 is not the recorded one")
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder).as_posix()
-        if file.is_file() and name not in {*sealed, CONTENTS}:
+        if file.is_file() and name not in sealed and file != folder / CONTENTS:
             raise ValueError(f"{file}: not in the checkpoint's list of files")
 
 
@@ -131,9 +161,11 @@ def sha256(path: Path) -> str:
 
 def read_json(path: Path) -> Any:
     """Read a JSON file; what cannot be read is named."""
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such file")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot read this file: {error}") from None
 
 
@@ -170,7 +202,7 @@ def _source_version() -> dict[str, Any]:
 
     if git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return {"commit": None, "dirty": None}
-    return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+    return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "-uno"))}
 
 
 def _version(package: str) -> str | None:

@@ -52,7 +52,7 @@ def test_the_python_example_runs(tmp_path):
 def test_the_table_is_what_describe_prints():
     done = subprocess.run(
         [sys.executable, "-m", "mixerloop", "describe", "15m"],
-        capture_output=True, text=True, check=True,
+        capture_output=True, text=True, check=True, env={"PATH": "", "COLUMNS": "80"},
     )  # fmt: skip
     (shown,) = blocks("text")
     assert [line.rstrip() for line in done.stdout.splitlines()][: len(shown.splitlines())] == [

@@ -24,7 +24,10 @@ LENGTHS = [1, 63, 64, 65, 1000]
 HEAD_SIZES = [(16, 16), (64, 64), (72, 72), (128, 128), (16, 40)]
 CASES = [
     *({"seq": n, "sizes": s} for n, s in itertools.product(LENGTHS, HEAD_SIZES)),
-    *({"seq": n, "decay": d} for n, d in itertools.product((65, 1000), ("none", "brutal"))),
+    *(
+        {"seq": n, "decay": d}
+        for n, d in itertools.product((65, 1000), ("none", "brutal", "brutal then mild"))
+    ),
     *({"seq": 200, "strength": s} for s in ("zero", "one")),
     {"seq": 200, "strength": "one", "decay": "none"},
     {"seq": 200, "initial_state": False},
@@ -52,6 +55,11 @@ def make_inputs(
         "mixed": -(uniform() ** 4) * 8,
         "none": torch.zeros(batch, seq, heads, dtype=torch.float64),
         "brutal": torch.full((batch, seq, heads), -60.0, dtype=torch.float64),
+        "brutal then mild": torch.where(
+            (torch.arange(seq) % 64 < 32)[None, :, None],
+            torch.full((batch, seq, heads), -60.0, dtype=torch.float64),
+            -0.01 * torch.ones(batch, seq, heads, dtype=torch.float64),
+        ),
     }[decay]
     write_strength = {
         "mixed": uniform(),
@@ -201,6 +209,16 @@ def test_inputs_that_do_not_fit_are_named(change, message):
 def test_an_empty_sequence_is_refused():
     with pytest.raises(ValueError, match="the sequence is empty"):
         gated_delta_rule(**make_inputs(seq=0), implementation="chunked")
+
+
+def test_one_wide_input_makes_the_sums_wide():
+    inputs = make_inputs(seq=65)
+    exact, state = gated_delta_rule(**inputs, implementation="chunked")
+    inputs["value"] = inputs["value"].float()
+    near, near_state = gated_delta_rule(**inputs, implementation="auto")
+    assert near.dtype == torch.float32
+    assert state.dtype == near_state.dtype == torch.float64
+    torch.testing.assert_close(near.double(), exact, rtol=0, atol=1e-6)
 
 
 def test_an_unknown_implementation_is_refused():

@@ -34,7 +34,7 @@ def rewrite(folder, change):
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_model_comes_back_bit_for_bit_with_its_schedule(tiny, tmp_path, name):
-    config = dataclasses.replace(tiny, schedule=name, pass_residual=True)
+    config = dataclasses.replace(tiny, schedule=name, pass_residual="block")
     model, loaded_config = load_model(save(config, tmp_path / "step-0"))
     original = fresh_model(config, seed=0)
     assert model.schedule == original.schedule
@@ -44,6 +44,32 @@ def test_a_model_comes_back_bit_for_bit_with_its_schedule(tiny, tmp_path, name):
     ):
         assert name == other_name
         assert torch.equal(one, other), name
+
+
+def test_only_what_can_be_loaded_again_is_saved(tiny, tmp_path):
+    with pytest.raises(ValueError, match="not the one its config describes"):
+        save_model(
+            tmp_path,
+            fresh_model(tiny, seed=0),
+            RunConfig(model=dataclasses.replace(tiny, schedule="full_loop")),
+        )
+    with pytest.raises(ValueError, match=r"is torch\.float64; checkpoints hold float32"):
+        save_model(tmp_path, fresh_model(tiny, seed=0).double(), RunConfig(model=tiny))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_config_of_another_size_is_refused_before_memory_is_asked_for(saved):
+    config = saved / runs.CONFIG
+    text = config.read_text()
+    for size in (21, 16_000_000):
+        config.write_text(text.replace("d_model = 20", f"d_model = {size}"))
+        runs.seal(saved)
+        with pytest.raises(ValueError, match=r"embedding\.weight has the shape \[50, 20\], not"):
+            load_model(saved)
+    config.write_text(text.replace("d_model = 20", f"d_model = {10**20}"))
+    runs.seal(saved)
+    with pytest.raises(ValueError, match="d_model must be from 1 to"):
+        load_model(saved)
 
 
 def test_every_tensor_that_does_not_fit_is_named(saved):

@@ -1,9 +1,10 @@
 import dataclasses
+from dataclasses import dataclass
 
 import pytest
 
 from mixerloop import config
-from mixerloop.config import PRESETS, ModelConfig, RunConfig, preset, run_config
+from mixerloop.config import PRESETS, ModelConfig, RunConfig, from_dict, preset, run_config
 
 
 def test_a_preset_fills_in_what_is_not_given():
@@ -31,7 +32,7 @@ def test_a_resolved_config_reads_back_as_the_same_model(name, tmp_path):
         ),
         ('[model]\npreset = "15m"\nd_model = "wide"', "model.d_model = 'wide': str is not an"),
         ('[model]\npreset = "15m"\nd_model = true', "model.d_model = True: bool is not an"),
-        ('[model]\npreset = "15m"\nd_ffn = 0', "model.d_ffn must be at least 1, got 0"),
+        ('[model]\npreset = "15m"\nd_ffn = 0', "model.d_ffn must be from 1 to"),
         ('[model]\npreset = "15m"\nnorm_eps = 0.0', "model.norm_eps must be above 0"),
         ('[model]\npreset = "15m"\nmixer = "mamba"', "model.mixer = 'mamba'"),
         (
@@ -42,7 +43,11 @@ def test_a_resolved_config_reads_back_as_the_same_model(name, tmp_path):
         ("[model]\nnum_layers = 3", "model.d_model is missing"),
         ("model = 3", "model must be a table, got 3"),
         ("", "model is missing"),
-        ("[model", "cannot read this config"),
+        ("[model", "not a config in TOML"),
+        ("a = " + "[" * 100_000, "not a config in TOML"),
+        ("[model]\npreset = []", "unknown preset '[]'"),
+        ('[model]\npreset = "15m"\nnorm_eps = nan', "model.norm_eps must be above 0"),
+        ('[model]\npreset = "15m"\nd_model = 99999999999999999999', "model.d_model must be from 1"),
     ],
 )
 def test_what_a_config_should_not_say_is_named(toml, message, tmp_path):
@@ -51,6 +56,35 @@ def test_what_a_config_should_not_say_is_named(toml, message, tmp_path):
     with pytest.raises(ValueError, match=r"config\.toml") as caught:
         config.load(path)
     assert message in str(caught.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    size: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    maybe: int | None = None
+    table: Inner | None = None
+    names: tuple[str, ...] = ()
+    tables: tuple[Inner, ...] = ()
+
+
+def test_optional_values_lists_and_tables_are_read_strictly():
+    assert from_dict(Outer, {}) == Outer()
+    given = {"maybe": 3, "table": {"size": 2}, "names": ["a"], "tables": [{"size": 4}, {}]}
+    expected = Outer(maybe=3, table=Inner(size=2), names=("a",), tables=(Inner(size=4), Inner()))
+    assert from_dict(Outer, given) == expected
+    for wrong, message in [
+        ({"maybe": "x"}, "maybe = 'x': str is not an instance of int"),
+        ({"table": 3}, "table must be a table, got 3"),
+        ({"names": "a"}, "names must be a list, got 'a'"),
+        ({"names": ["a", 2]}, r"names\[1\] = 2: int is not an instance of str"),
+        ({"tables": [{}, {"sise": 4}]}, r"tables\[1\]: unknown key sise; did you mean size"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            from_dict(Outer, wrong)
 
 
 def test_every_field_explains_itself():

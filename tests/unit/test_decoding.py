@@ -4,11 +4,17 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mixerloop.config import preset
 from mixerloop.model.decoding import advance, prefill, start
 from mixerloop.model.initialization import fresh_model
 from mixerloop.schedule import LOOPS, mixer_loop
 
-SCHEDULES = [*LOOPS, "A3 F A F A2 F", "A F 3x(2x(A F))"]
+SCHEDULES = [
+    *((name, "none") for name in LOOPS),
+    ("A3 F A F A2 F", "none"),
+    ("A F 3x(2x(A F))", "none"),
+]
+SCHEDULES += [("mixer_loop", "mixer"), ("full_loop", "stack")]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
@@ -17,12 +23,16 @@ def dtype(request):
     return request.param
 
 
-@pytest.fixture(params=SCHEDULES)
+@pytest.fixture(params=SCHEDULES, ids="-".join)
 def model(request, tiny, dtype):
-    model = fresh_model(replace(tiny, schedule=request.param), seed=0).to(dtype)
+    schedule, pass_residual = request.param
+    config = replace(tiny, schedule=schedule, pass_residual=pass_residual)
+    model = fresh_model(config, seed=0).to(dtype)
     for parameter in model.parameters():  # fresh weights leave the residual almost as it came
         if parameter.ndim == 2:
             parameter.data *= 2
+    if model.pass_residual is not None:
+        model.pass_residual.weight.data.fill_(0.1)
     return model.requires_grad_(False)
 
 
@@ -91,6 +101,25 @@ def test_there_is_one_state_per_mixer_occurrence_and_its_size_is_constant(model,
     assert len(sizes) == 1
 
 
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_real_size_decodes_to_the_same_logits(name):
+    model = fresh_model(replace(preset("nano"), schedule=name), seed=0)
+    tokens = torch.randint(4096, (1, 100), generator=torch.Generator().manual_seed(0))
+    expected = model(tokens, positions=torch.arange(60, 100))
+    _, state = prefill(model, tokens[:, :60], start(model))
+    for index in range(60, 100):
+        logits, state = advance(model, tokens[:, index : index + 1], state)
+        close(logits[:, 0], expected[:, index - 60])
+
+
+def test_decoding_keeps_no_graph(tiny):
+    model = fresh_model(tiny, seed=0)
+    logits, state = prefill(model, torch.tensor([[1, 2, 3]]), start(model))
+    logits, state = advance(model, logits.argmax(-1)[:, None], state)
+    held = [tensor for mixer_state in state.mixer_states.values() for tensor in mixer_state]
+    assert not any(tensor.requires_grad for tensor in [logits, *held])
+
+
 class CountWork(TorchDispatchMode):
     """Every operation and the number of elements it returns."""
 
@@ -131,6 +160,10 @@ def test_decoding_under_another_schedule_is_asked_for(tiny, tokens):
             "3 sequences, the state 2",
         ),
         (lambda m, s: s.select(torch.tensor([2])), "rows must name some of 2 sequences"),
+        (
+            lambda m, s: s.select(torch.tensor([True, False])),
+            "rows must be a list of int32 or int64",
+        ),
         (lambda m, s: s.fork(0), "rows must name some of 2 sequences"),
         (
             lambda m, s: prefill(m, torch.zeros(2, 3, dtype=torch.int64), s, chunk_tokens=0),

@@ -15,13 +15,7 @@ def tokens_for(config, batch=2, seq=70, seed=0):
     return torch.randint(config.vocab_size, (batch, seq), generator=generator)
 
 
-def with_wild_pass_residual(model):
-    generator = torch.Generator().manual_seed(1)
-    model.pass_residual.data.normal_(generator=generator)
-    return model, model.get_parameter("pass_residual")
-
-
-@pytest.mark.parametrize("pass_residual", [False, True])
+@pytest.mark.parametrize("pass_residual", ["none", "mixer", "ffn", "block", "stack"])
 def test_with_one_pass_every_loop_gives_the_same_logits_bit_for_bit(tiny, pass_residual):
     tokens = tokens_for(tiny)
     config = replace(tiny, pass_residual=pass_residual)
@@ -185,46 +179,105 @@ def test_a_tap_can_replace_what_it_sees(tiny):
     torch.testing.assert_close(silenced, without)
 
 
-# --- the learned per-pass residual --------------------------------------------------------------
+# --- the learned per-pass residual ---------------------------------------------------------------
+
+UNITS = {
+    "mixer": "mixer_loop(3)",
+    "ffn": "ffn_loop(3)",
+    "block": "block_loop(3)",
+    "stack": "full_loop(3)",
+}
 
 
+def model_with_pass_residual(tiny, unit, schedule=None):
+    config = replace(tiny, pass_residual=unit, schedule=schedule or UNITS[unit])
+    model = fresh_model(config, seed=0)
+    weights = model.get_parameter("pass_residual.weight")
+    weights.data.normal_(generator=torch.Generator().manual_seed(1))
+    return model, weights
+
+
+@pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("name", LOOPS)
-def test_the_pass_residual_changes_nothing_before_it_has_learned(tiny, name):
+def test_the_pass_residual_changes_nothing_before_it_has_learned(tiny, name, unit):
     tokens = tokens_for(tiny)
     config = replace(tiny, schedule=name)
     plain = fresh_model(config, seed=0)(tokens)
-    assert torch.equal(fresh_model(replace(config, pass_residual=True), seed=0)(tokens), plain)
+    assert torch.equal(fresh_model(replace(config, pass_residual=unit), seed=0)(tokens), plain)
 
 
-def test_the_pass_residual_adds_what_entered_each_pass(tiny):
-    tokens = tokens_for(tiny)
-    config = replace(tiny, pass_residual=True, schedule="mixer_loop(3)")
-    model, weights = with_wild_pass_residual(fresh_model(config, seed=0))
-    h = model.embedding(tokens)
-    for layer in model.layers:
+@pytest.mark.parametrize("unit", UNITS)
+def test_the_pass_residual_adds_what_entered_each_pass(tiny, unit):
+    model, w = model_with_pass_residual(tiny, unit)
+
+    def a(layer, h):
+        return h + layer.mixer(layer.mixer_norm(h))[0]
+
+    def f(layer, h):
+        return h + layer.ffn(layer.ffn_norm(h))
+
+    def passes(h, body):
         for index in range(3):
-            before = h
-            h = h + layer.mixer(layer.mixer_norm(h))[0]
-            h = h + weights[index] * before
-        h = h + layer.ffn(layer.ffn_norm(h))
-    assert torch.equal(model(tokens), model.read_out(h))
+            h = body(h) + w[index] * h
+        return h
 
-    config = replace(tiny, pass_residual=True, schedule="full_loop(3)")
-    model, weights = with_wild_pass_residual(fresh_model(config, seed=0))
-    h = model.embedding(tokens)
-    for index in range(3):
-        before = h
+    def stack(h):
         for layer in model.layers:
-            h = h + layer.mixer(layer.mixer_norm(h))[0]
-            h = h + layer.ffn(layer.ffn_norm(h))
-        h = h + weights[index] * before
-    assert torch.equal(model(tokens), model.read_out(h))
+            h = f(layer, a(layer, h))
+        return h
+
+    h = model.embedding(tokens_for(tiny))
+    if unit == "stack":
+        h = passes(h, stack)
+    else:
+        for layer in model.layers:
+            if unit == "mixer":
+                h = f(layer, passes(h, lambda h, layer=layer: a(layer, h)))
+            elif unit == "ffn":
+                h = passes(a(layer, h), lambda h, layer=layer: f(layer, h))
+            else:
+                h = passes(h, lambda h, layer=layer: f(layer, a(layer, h)))
+    torch.testing.assert_close(model(tokens_for(tiny)), model.read_out(h))
 
 
-def test_the_pass_residual_refuses_more_passes_than_it_has_rows(tiny):
-    model = fresh_model(replace(tiny, pass_residual=True, schedule="mixer_loop(2)"), seed=0)
-    with pytest.raises(ValueError, match="learned for 2 passes, the schedule has 3"):
-        model(tokens_for(tiny), schedule=mixer_loop(tiny.num_layers, 3))
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_schedule_walked_in_parts_gives_the_whole(tiny, unit):
+    model, _ = model_with_pass_residual(tiny, unit)
+    assert model.pass_residual is not None
+    embedded = model.embed(tokens_for(tiny))
+    whole, _ = model.walk(embedded, model.schedule)
+    entering = {}
+    for cut, occurrence in enumerate(model.schedule):
+        head, tail = model.schedule[:cut], model.schedule[cut:]
+
+        def keep(x, occurrence=occurrence):
+            return entering.setdefault(occurrence, x)
+
+        model.walk(embedded, model.schedule, taps={(occurrence, "input"): keep})
+        half, _ = model.walk(embedded, head)
+        assert torch.equal(half, entering[occurrence])
+        opened = [o for o in head if model.pass_residual.opens(o)]
+        before = entering[opened[-1]] if opened else None
+        rest, _ = model.walk(half, tail, before_pass=before)
+        assert torch.equal(rest, whole)
+
+
+def test_a_part_that_starts_inside_a_pass_needs_what_entered_it(tiny):
+    model, _ = model_with_pass_residual(tiny, "stack")
+    with pytest.raises(ValueError, match=r"layer2\.ffn\.pass0 ends a pass that began earlier"):
+        model.walk(model.embed(tokens_for(tiny)), model.schedule[1:])
+
+
+def test_fewer_passes_use_the_first_rows_and_more_are_refused(tiny):
+    model, w = model_with_pass_residual(tiny, "mixer", "mixer_loop(2)")
+    tokens = tokens_for(tiny)
+    once = model(tokens, schedule=no_loop(tiny.num_layers))
+    w.data[1] = 0
+    assert torch.equal(model(tokens, schedule=no_loop(tiny.num_layers)), once)
+    w.data[0] = 0
+    assert not torch.equal(model(tokens, schedule=no_loop(tiny.num_layers)), once)
+    with pytest.raises(ValueError, match="pass2: pass_residual was learned for 2 passes"):
+        model(tokens, schedule=mixer_loop(tiny.num_layers, 3))
 
 
 # --- precision ----------------------------------------------------------------------------------
@@ -314,12 +367,29 @@ def test_tokens_that_cannot_be_embedded_are_refused(tiny, tokens, message):
         ({"schedule": no_loop(4)}, "layer3.mixer.pass0: the model has 3 layers"),
         ({"context_off": [Occurrence(0, "mixer", 9)]}, "layer0.mixer.pass9 is not in the schedule"),
         ({"context_off": [Occurrence(0, "ffn", 0)]}, "only a mixer has context to switch off"),
-        ({"taps": {(Occurrence(0, "ffn", 1), "input"): None}}, "layer0.ffn.pass1 is not in the"),
+        ({"taps": {(Occurrence(0, "ffn", 1), "input"): abs}}, "layer0.ffn.pass1 is not in the"),
+        (
+            {"taps": {(Occurrence(0, "ffn", 0), "udpate"): abs}},
+            "no tap point 'udpate'; known: input",
+        ),
+        ({"taps": {(Occurrence(0, "ffn", 0), "input"): print}}, "a tap must return a tensor"),
+        ({"taps": {(Occurrence(0, "ffn", 0), "input"): torch.sum}}, "a tap must return a tensor"),
     ],
 )
 def test_options_that_would_do_nothing_or_harm_are_refused(tiny, options, message):
     with pytest.raises(ValueError, match=message):
         fresh_model(tiny, seed=0)(tokens_for(tiny), **options)
+
+
+def test_weights_that_are_not_float32_are_refused(tiny):
+    with pytest.raises(ValueError, match=r"weights must stay float32, got torch\.bfloat16"):
+        fresh_model(tiny, seed=0).bfloat16()(tokens_for(tiny))
+
+
+def test_an_empty_schedule_runs_nothing(tiny):
+    model = fresh_model(tiny, seed=0)
+    tokens = tokens_for(tiny)
+    assert torch.equal(model(tokens, schedule=()), model.read_out(model.embed(tokens)))
 
 
 def test_the_same_weights_run_under_any_schedule(tiny):

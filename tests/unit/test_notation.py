@@ -1,6 +1,6 @@
 import pytest
 
-from mixerloop.notation import MAX_OCCURRENCES, PassSpan, notation, parse, pass_spans, resolve
+from mixerloop.notation import MAX_OCCURRENCES, notation, parse, resolve
 from mixerloop.schedule import (
     block_loop,
     ffn_loop,
@@ -92,7 +92,12 @@ def test_names_stand_for_loops_of_four_passes():
     ("text", "message"),
     [
         ("mixer_lop", "did you mean mixer_loop?"),
-        ("zzz", "known: no_loop, mixer_loop"),
+        ("zzzz", "known: no_loop, mixer_loop"),
+        ("full_loop()", "write a named loop as full_loop or full_loop(2)"),
+        ("full_loop(-1)", "write a named loop as full_loop or full_loop(2)"),
+        ("full_loop 2", "write a named loop as full_loop or full_loop(2)"),
+        ("Full_Loop", "no loop has this name"),
+        ("A F " * 1000, "A F A...' has 1000 layers; the model has 6"),
         ("mixer_loop(0)", "must be at least 1"),
         ("no_loop(3)", "no_loop makes one pass"),
         ("5x(A F)", "has 5 layers; the model has 6"),
@@ -105,20 +110,3 @@ def test_a_schedule_that_does_not_fit_is_refused(text, message):
     with pytest.raises(ValueError, match="schedule") as caught:
         resolve(text, 6)
     assert message in str(caught.value)
-
-
-def test_passes_are_where_the_weights_come_back():
-    assert pass_spans(no_loop(3)) == ()
-    assert pass_spans(mixer_loop(1, 2)) == (PassSpan(0, 1, 0), PassSpan(1, 2, 1))
-    assert pass_spans(ffn_loop(1, 2)) == (PassSpan(1, 2, 0), PassSpan(2, 3, 1))
-    assert pass_spans(block_loop(1, 2)) == (PassSpan(0, 2, 0), PassSpan(2, 4, 1))
-    assert pass_spans(full_loop(3, 2)) == (PassSpan(0, 6, 0), PassSpan(6, 12, 1))
-    core = prelude_core_coda(num_prelude=1, num_core=2, num_coda=1, num_passes=2)
-    assert pass_spans(core) == (PassSpan(2, 6, 0), PassSpan(6, 10, 1))
-
-
-def test_passes_that_cannot_be_numbered_are_refused():
-    with pytest.raises(ValueError, match="a loop inside a loop"):
-        pass_spans(parse("4x(A4 F A2 F)"))
-    with pytest.raises(ValueError, match="not made of loops"):
-        pass_spans(full_loop(3, 2)[:-1])

@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 
@@ -13,6 +14,43 @@ def test_a_folder_appears_only_when_it_is_complete(tmp_path):
         (folder / "whole").write_text("written")
     assert (tmp_path / "run" / "whole").read_text() == "written"
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_folder_inside_a_sealed_one_may_have_its_own_seal(tmp_path):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "file").write_text("x")
+    runs.seal(inner)
+    runs.seal(tmp_path)
+    runs.check_seal(tmp_path)
+    (inner / "contents.json").write_text("{}")
+    with pytest.raises(ValueError, match="damaged"):
+        runs.check_seal(tmp_path)
+
+
+def test_of_two_who_make_one_folder_the_second_is_told(tmp_path):
+    def both():
+        with runs.new_folder(tmp_path / "run"):
+            (tmp_path / "run").mkdir()
+            (tmp_path / "run" / "first").write_text("x")
+
+    with pytest.raises(ValueError, match="already exists"):
+        both()
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_file_is_written_through_a_link_and_never_over_a_device(tmp_path):
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    runs.write_file(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+    os.mkfifo(tmp_path / "pipe")
+    for place in ("pipe", ""):
+        with pytest.raises(ValueError, match="exists and is not a file"):
+            runs.write_file(tmp_path / place, "new")
+    with pytest.raises(ValueError, match="there is no folder"):
+        runs.write_file(tmp_path / "gone" / "file", "new")
 
 
 def test_a_folder_is_never_overwritten(tmp_path):
@@ -53,8 +91,24 @@ def sealed(tmp_path):
             lambda f: (f / "contents.json").write_text(
                 json.dumps({"files": {"../x": {"bytes": 1, "sha256": ""}}})
             ),
-            "names a file outside its folder",
+            "'../x' is not the name of a file in here",
         ),
+        (
+            lambda f: (f / "contents.json").write_text(
+                json.dumps({"files": {"a\0b": {"bytes": 1, "sha256": ""}}})
+            ),
+            "is not the name of a file in here",
+        ),
+        (
+            lambda f: (f / "contents.json").write_text(
+                json.dumps({"files": {"a": {"bytes": None, "sha256": ""}}})
+            ),
+            r"contents\.json: not a list of files",
+        ),
+        (lambda f: (f / "contents.json").write_text("[" * 100_000), r"contents\.json: cannot read"),
+        (lambda f: (f / "contents.json").unlink(), r"contents\.json: there is no such file"),
+        (lambda f: (f / "c").write_text("new"), "c: not in the checkpoint's list of files"),
+        (lambda f: ((f / "a").unlink(), (f / "a").symlink_to(f / "b")), "a: is a link"),
     ],
 )
 def test_damage_to_a_sealed_folder_is_named(sealed, damage, message):

@@ -51,12 +51,25 @@ def test_a_stream_gives_the_text_piece_by_piece_and_no_half_characters(tokenizer
     assert tokenizer.decode(start) + "".join(pieces) + stream.pending() == full
 
 
+def test_a_start_token_in_the_stream_loses_no_space(tokenizer):
+    ids = tokenizer.encode("The quick fox") + tokenizer.encode("the lazy dog")
+    stream = TextStream(tokenizer, ids[:1])
+    assert "".join(map(stream.push, ids[1:])) == tokenizer.decode(ids)
+
+
+def test_text_that_is_no_text_is_refused(tokenizer):
+    with pytest.raises(ValueError, match="the text is not valid UTF-8"):
+        tokenizer.encode("\udcff")
+
+
 @pytest.mark.parametrize("content", [b"", b"not a model", None])
 def test_what_is_not_a_tokenizer_is_refused(tmp_path, content):
     path = tmp_path / "broken.model"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"broken\.model: (not a SentencePiece model|cannot read)"):
+    with pytest.raises(
+        ValueError, match=r"broken\.model: (not a SentencePiece model|there is no such)"
+    ):
         Tokenizer(path)
 
 
@@ -84,7 +97,11 @@ def test_top_k_and_top_p_keep_the_likeliest_tokens():
     probabilities = LOGITS[0].softmax(-1)
     just_two = probabilities[:2].sum().item() - 1e-3
     assert (drawn(Sampling(top_p=just_two)) > 0).tolist() == [True, True, False, False, False]
-    assert (drawn(Sampling(top_p=1e-9)) > 0).tolist() == [True, False, False, False, False]
+    for tiny_share in (1e-9, 1e-300):
+        only_first = drawn(Sampling(top_p=tiny_share))
+        assert only_first.tolist() == [1, 0, 0, 0, 0]
+    for cold in (1e-9, 1e-45, 1e-300):
+        assert drawn(Sampling(temperature=cold)).tolist() == [1, 0, 0, 0, 0]
     assert (drawn(Sampling(top_p=1.0)) > 0).all()
 
 
@@ -119,6 +136,19 @@ def test_one_seed_gives_one_text_and_greedy_follows_the_parallel_forward(tiny):
         following = model(sequence, positions=torch.tensor([-1]))[:, 0].argmax(-1)
         assert torch.equal(following, greedy[:, index])
         sequence = torch.cat([sequence, following[:, None]], dim=1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_is_drawn_from_logits_that_are_not_finite(temperature):
+    logits = torch.tensor([[0.0, float("nan")]])
+    with pytest.raises(ValueError, match="the logits are not finite"):
+        draw(logits, Sampling(temperature=temperature), torch.Generator())
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_that_is_none_is_refused(tiny, seed):
+    with pytest.raises(ValueError, match="seed must be from 0"):
+        fresh_model(tiny, seed=seed)
 
 
 def test_generating_nothing_is_refused(tiny):

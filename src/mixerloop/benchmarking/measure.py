@@ -5,11 +5,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import quantiles
+from typing import TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from mixerloop import machine
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -24,13 +27,13 @@ class Timing:
 
 
 def interleaved(
-    functions: Mapping[str, Callable[[], object]], *, warmup: int = 3, repeats: int = 20
-) -> dict[str, Timing]:
+    functions: Mapping[K, Callable[[], object]], *, warmup: int = 3, repeats: int = 20
+) -> dict[K, Timing]:
     """Time functions in turn, so that what disturbs the machine disturbs them alike."""
     for _ in range(warmup):
         for function in functions.values():
             function()
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    seconds: dict[K, list[float]] = {name: [] for name in functions}
     for _ in range(repeats):
         for name, function in functions.items():
             began = time.perf_counter()

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from mixerloop import config, paper, runs
-from mixerloop.notation import resolve
+from mixerloop.notation import resolve, shortened
 from mixerloop.reports.schedule_diagram import draw
 from mixerloop.schedule import LOOPS
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from mixerloop.model.accounting import ModelAccount, ScheduleAccount
 
 
@@ -31,7 +33,7 @@ class Describe:
     """The options of `mixerloop describe`."""
 
     size: tyro.conf.Positional[str]
-    """nano, 15m, 42m or 110m."""
+    """nano, 15m, 42m, 110m, or a config file ending in .toml."""
     schedule: Annotated[list[str], tyro.conf.UseAppendAction] = field(default_factory=list)
     """A schedule to add to the five named loops; may be repeated."""
     picture: Path | None = None
@@ -41,7 +43,7 @@ class Describe:
 
     def run(self) -> None:
         """Count and print."""
-        model_config = config.preset(self.size)
+        model_config = config.preset_or_file(self.size).model
         num_layers = model_config.num_layers
         schedules = {text: resolve(text, num_layers) for text in (*LOOPS, *self.schedule)}
 
@@ -76,16 +78,28 @@ def to_json(size: str, model: "ModelAccount", accounts: "dict[str, ScheduleAccou
 def show(size: str, model: "ModelAccount", accounts: "dict[str, ScheduleAccount]") -> None:
     """The account for people."""
     from rich.console import Console
-    from rich.table import Table
 
     console = Console()
+    with console.capture() as shown:
+        _print_tables(console, size, model, accounts)
+    print(shown.get(), end="")
+
+
+def _print_tables(
+    console: "Console",
+    size: str,
+    model: "ModelAccount",
+    accounts: "dict[str, ScheduleAccount]",
+) -> None:
+    from rich.table import Table
+
     console.print(
         f"[bold]{size}[/bold]: {model.parameters:,} parameters; "
         f"the ffn does {model.ffn_share:.1%} of a layer's projection work"
     )
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("loop", no_wrap=True)
-    table.add_column("schedule", overflow="fold")
+    table.add_column("schedule", overflow="fold", min_width=11)
     for title in (
         *("runs\nA", "runs\nF", "M MACs\n/token", "to full\nloop", "saved,\n+head"),
         *("rule M\nMACs", "state\nKiB", "train\nKiB/tok"),
@@ -94,13 +108,13 @@ def show(size: str, model: "ModelAccount", accounts: "dict[str, ScheduleAccount]
     for name, account in accounts.items():
         table.add_row(
             name if name in LOOPS else "",
-            account.notation,
+            shortened(account.notation, most=60),
             str(account.mixer_applications),
             str(account.ffn_applications),
             f"{account.projection_macs_per_token / 1e6:.2f}",
             f"{account.backbone_ratio_to_full_loop:.4f}",
             f"{account.saving_to_full_loop:.1%}",
-            f"{account.delta_rule_macs_per_token / 1e6:.2f}",
+            f"{account.recurrence_macs_per_token / 1e6:.2f}",
             f"{account.state_bytes_per_sequence / 1024:,.0f}",
             f"{account.activation_bytes_per_token / 1024:,.0f}",
         )

@@ -5,11 +5,12 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from mixerloop import runs
+from mixerloop.config import ComputeDtype, ImplementationChoice, one_of
 from mixerloop.notation import notation, resolve
 
 if TYPE_CHECKING:
@@ -67,13 +68,21 @@ class Generate:
         from mixerloop.model.checkpoint import load_model
         from mixerloop.model.generation import Sampling, generate
 
+        if self.max_tokens < 1:
+            raise ValueError(f"--max-tokens must be at least 1, got {self.max_tokens}")
+        if "" in self.stop:
+            raise ValueError("--stop needs some text to stop at")
         sampling = Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
         folder = runs.find_checkpoint(self.run_path)
-        model, config = load_model(folder, implementation=cast(Any, self.implementation))
-        schedule = resolve(self.schedule or config.model.schedule, config.model.num_layers)
+        implementation = one_of(ImplementationChoice, self.implementation, "implementation")
+        compute_dtype = one_of(ComputeDtype, self.compute_dtype, "compute type")
+        model, config = load_model(folder, implementation=implementation)
+        own_schedule = config.model.schedule
+        chosen = own_schedule if self.schedule is None else self.schedule
+        schedule = resolve(chosen, config.model.num_layers)
         tokenizer_path = folder / runs.TOKENIZER
         tokenizer = Tokenizer(tokenizer_path) if tokenizer_path.exists() else None
-        prompt = self._prompt_ids(tokenizer)
+        prompt = self._prompt_ids(tokenizer, config.model.vocab_size)
 
         printer = _Printer(tokenizer, prompt, self.stop, echo=not self.json)
         began = time.perf_counter()
@@ -85,13 +94,13 @@ class Generate:
             sampling=sampling,
             seed=self.seed,
             schedule=schedule,
-            compute_dtype=cast(Any, self.compute_dtype),
+            compute_dtype=compute_dtype,
             num_ids=None if tokenizer is None else tokenizer.vocab_size,
         ):
             times.append(time.perf_counter())
             ids.append(int(token))
-            if tokenizer is not None and ids[-1] == tokenizer.eos_id:
-                break
+            if tokenizer is not None and ids[-1] in (tokenizer.bos_id, tokenizer.eos_id):
+                break  # the document ends, or the next one begins
             if printer.stops_at(ids[-1]):
                 break
         printer.finish()
@@ -103,7 +112,7 @@ class Generate:
             "prefill_seconds": times[1] - began,
             "tokens_per_second": (len(ids) - 1) / decode_seconds if len(ids) > 1 else None,
             "schedule": notation(schedule),
-            "trained_schedule": config.model.schedule,
+            "run_schedule": own_schedule,
             "compute_dtype": self.compute_dtype,
             "implementation": model.implementation,
             "seed": self.seed,
@@ -113,14 +122,21 @@ class Generate:
         else:
             _report(result)
 
-    def _prompt_ids(self, tokenizer: "Tokenizer | None") -> list[int]:
+    def _prompt_ids(self, tokenizer: "Tokenizer | None", vocab_size: int) -> list[int]:
         if self.prompt is None:
             if self.stop and tokenizer is None:
                 raise ValueError("--stop needs a run with a tokenizer")
+            for token in self.prompt_tokens:
+                if not 0 <= token < vocab_size:
+                    raise ValueError(
+                        f"token id {token} is outside the vocabulary of {vocab_size:,}"
+                    )
             return self.prompt_tokens
         if tokenizer is None:
             raise ValueError(f"{self.run_path}: has no tokenizer; give --prompt-tokens")
-        return tokenizer.encode(self.prompt)
+        if not (ids := tokenizer.encode(self.prompt)):
+            raise ValueError("the prompt is empty, and this tokenizer has no start token")
+        return ids
 
 
 class _Printer:
@@ -133,7 +149,7 @@ class _Printer:
 
         self.text = ""
         self._shown = 0
-        self._stops = [stop for stop in stops if stop]
+        self._stops = stops
         self._echo = echo
         self._stream = None if tokenizer is None else TextStream(tokenizer, prompt)
 

@@ -1,13 +1,15 @@
 """Pick the verb, run it, and turn bad input into one line and exit code 2."""
 
 import os
+import signal
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import tyro
 
 from mixerloop import __version__, machine
 from mixerloop.cli import describe, generate, init
+from mixerloop.notation import shortened
 
 TRACEBACK = "MIXERLOOP_TRACEBACK"
 """Set it to see where an error came from."""
@@ -21,6 +23,24 @@ Verb = (
 
 def main() -> None:
     """Which part of a language model should loop, how often, and did the later passes earn it?"""
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        _run()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone, as in `mixerloop describe 15m | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        sys.exit(130)
+    except (ValueError, OSError) as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        print(f"mixerloop: {_one_line(error)}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _run() -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"mixerloop {__version__}")
         return
@@ -35,15 +55,15 @@ def main() -> None:
         ),
     )
     machine.settle()
-    try:
-        verb.run()
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader has gone, as in `mixerloop describe 15m | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (ValueError, OSError) as error:
-        if os.environ.get(TRACEBACK):
-            raise
-        print(f"mixerloop: {error}", file=sys.stderr)
-        sys.exit(2)
+    verb.run()
+
+
+def _stop(number: int, frame: object) -> NoReturn:
+    """Unwind, so that what is half-written disappears."""
+    sys.exit(128 + number)
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return shortened(" ".join(str(error).split()), most=1000)

@@ -12,10 +12,9 @@ class Tokenizer:
     """Text to token ids and back."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            model = path.read_bytes()
-        except OSError as error:
-            raise ValueError(f"{path}: cannot read this tokenizer: {error.strerror}") from None
+        if not path.is_file():
+            raise ValueError(f"{path}: there is no such tokenizer file")
+        model = path.read_bytes()
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             loaded = bool(model) and self._processor.LoadFromSerializedProto(model)
@@ -32,6 +31,10 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """A document: the start token, where the model has one, and the text's tokens."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError("the text is not valid UTF-8") from None
         start = [self.bos_id] if self.bos_id >= 0 else []
         return start + self._processor.EncodeAsIds(text)
 
@@ -61,8 +64,8 @@ class TextStream:
         """What one more token adds to the text, which may be nothing yet."""
         self._ids.append(token)
         added = self.pending()
-        if added.endswith(UNFINISHED):
-            return ""
+        if not added or added.endswith(UNFINISHED):
+            return ""  # a control token, or a character that is not complete
         self._context, self._shown = self._shown, len(self._ids)
         return added
 

@@ -51,8 +51,8 @@ class ScheduleAccount:
     """Projection multiply-adds without the head, over those of the full loop."""
     saving_to_full_loop: float
     """The part of the full loop's projection multiply-adds, head included, that is not spent."""
-    delta_rule_macs_per_token: int
-    """Multiply-adds of the recurrence itself, by its definition."""
+    recurrence_macs_per_token: int
+    """Multiply-adds of the mixers' recurrence, the delta rule, by its definition."""
     state_bytes_per_sequence: int
     """What decoding keeps of a sequence, whatever its length."""
     activation_bytes_per_token: int
@@ -95,7 +95,7 @@ def account_schedule(
         projection_macs_per_token=backbone + head,
         backbone_ratio_to_full_loop=backbone / full_backbone,
         saving_to_full_loop=1 - (backbone + head) / (full_backbone + head),
-        delta_rule_macs_per_token=num_mixer * model.mixer.state_macs,
+        recurrence_macs_per_token=num_mixer * model.mixer.recurrence_macs,
         state_bytes_per_sequence=num_mixer * model.mixer.state_bytes,
         activation_bytes_per_token=num_mixer * activation["mixer"] + num_ffn * activation["ffn"],
     )
@@ -108,7 +108,7 @@ def _backbone_macs(model: ModelAccount, schedule: Schedule) -> int:
 
 def _activation_bytes_per_token(config: ModelConfig) -> dict[Sublayer, int]:
     """Run each sublayer of one layer and weigh the distinct tensors autograd keeps."""
-    single = replace(config, num_layers=1, vocab_size=1, schedule="no_loop", pass_residual=False)
+    single = replace(config, num_layers=1, vocab_size=1, schedule="no_loop", pass_residual="none")
     model = fresh_model(single, seed=0)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     weighed: dict[Sublayer, int] = {}

@@ -5,25 +5,33 @@ Nothing here can execute code: weights are raw numbers, the config is TOML, the 
 
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from mixerloop import config as configs
 from mixerloop import runs
-from mixerloop.config import RunConfig
-from mixerloop.model.initialization import empty_model
+from mixerloop.config import ImplementationChoice, RunConfig
+from mixerloop.model.initialization import meta_model
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.ops.gated_delta_rule import ImplementationChoice
 
 WEIGHTS = "model.safetensors"
 
 
 def save_model(folder: Path, model: LoopedLM, config: RunConfig) -> None:
     """Write weights and config into a folder that is being made; the caller seals it."""
+    if not isinstance(model, LoopedLM) or model.config != config.model:
+        raise ValueError("the model to save is not the one its config describes")
     tensors = {
         name: parameter.detach().contiguous() for name, parameter in model.named_parameters()
     }
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.float32:
+            raise ValueError(f"{name} is {tensor.dtype}; checkpoints hold float32")
+    try:
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    except SafetensorError as error:  # its own kind even for a full disk
+        raise ValueError(f"{folder / WEIGHTS}: cannot be written: {error}") from None
     runs.write_file(folder / runs.CONFIG, configs.dump(config))
 
 
@@ -34,13 +42,16 @@ def load_model(
     folder = runs.find_checkpoint(path)
     runs.check_seal(folder)
     config = configs.load(folder / runs.CONFIG)
-    model = empty_model(config.model, implementation=implementation)
+    model = meta_model(config.model, implementation=implementation)
     load_weights(model, folder / WEIGHTS)
     return model, config
 
 
 def load_weights(model: LoopedLM, path: Path) -> None:
-    """Fill every parameter from a file, or refuse it and name each tensor that does not fit."""
+    """Take every parameter from a file, or refuse it and name each tensor that does not fit.
+
+    The header is compared first, so that a model without memory yet is only given what fits it.
+    """
     parameters = dict(model.named_parameters())
     try:
         with safe_open(path, framework="pt") as file:
@@ -58,7 +69,7 @@ def load_weights(model: LoopedLM, path: Path) -> None:
                     problems.append(f"{name} is {tensor.get_dtype()}, not F32")
             if problems:
                 raise ValueError(f"{path}: does not fit the model: {'; '.join(problems)}")
-            for name, parameter in parameters.items():
-                parameter.data.copy_(file.get_tensor(name))
+            tensors = {name: file.get_tensor(name) for name in parameters}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path}: not a readable safetensors file: {error}") from None
+    model.load_state_dict(tensors, assign=True)

@@ -2,6 +2,7 @@
 
 A `DecodeState` is a value: nothing changes it in place. To keep a snapshot, keep the state; to roll
 back, go on from the one you kept; to fork, go on from one state twice, or `fork` it into a batch.
+No gradients flow through decoding; to train through states, give them to `LoopedLM.walk`.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mixerloop.model.looped_lm import LoopedLM, MixerStates
+from mixerloop.model.looped_lm import ID_DTYPES, LoopedLM, MixerStates
 from mixerloop.model.sublayer import MixerState
 from mixerloop.schedule import Schedule
 
@@ -35,6 +36,8 @@ class DecodeState:
 
     def select(self, rows: Int[Tensor, " num"]) -> "DecodeState":
         """The sequences of these rows, in this order; a row may come more than once."""
+        if rows.ndim != 1 or rows.dtype not in ID_DTYPES:
+            raise ValueError(f"rows must be a list of int32 or int64, got {rows.dtype}")
         if rows.numel() == 0 or bool(((rows < 0) | (rows >= self.batch)).any()):
             raise ValueError(f"rows must name some of {self.batch} sequences, got {rows.tolist()}")
         states = {
@@ -50,7 +53,7 @@ class DecodeState:
 
 def start(model: LoopedLM, *, batch: int = 1, schedule: Schedule | None = None) -> DecodeState:
     """The state before the first token; a schedule other than the model's own is named here."""
-    schedule = schedule or model.schedule
+    schedule = model.schedule if schedule is None else schedule
     weight = model.embedding.weight
     states = {
         occurrence: model.layers[occurrence.layer].mixer.initial_state(
@@ -62,6 +65,7 @@ def start(model: LoopedLM, *, batch: int = 1, schedule: Schedule | None = None) 
     return DecodeState(schedule, states, batch, num_tokens=0)
 
 
+@torch.no_grad()
 def advance(
     model: LoopedLM,
     tokens: Int[Tensor, "batch seq"],
@@ -74,6 +78,7 @@ def advance(
     return model.read_out(residual, positions), after
 
 
+@torch.no_grad()
 def prefill(
     model: LoopedLM,
     tokens: Int[Tensor, "batch seq"],

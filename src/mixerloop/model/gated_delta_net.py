@@ -1,5 +1,6 @@
 """The Gated DeltaNet mixer: a matrix memory that is corrected at every token, and forgets."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -7,13 +8,17 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mixerloop.config import ModelConfig
+from mixerloop.config import Implementation, ImplementationChoice, ModelConfig
 from mixerloop.model.norm import RMSNorm
 from mixerloop.model.sublayer import Cost, MixerState
-from mixerloop.ops.gated_delta_rule import Implementation, gated_delta_rule
+from mixerloop.ops.gated_delta_rule import choose_implementation, gated_delta_rule
 from mixerloop.ops.short_convolution import short_convolution
 
 UNIT_NORM_EPS = 1e-6  # under the root, as flash-linear-attention has it
+RATE_RANGE = (0.0, 16.0)  # exp(A_log)
+SMALLEST_RATE = 2.0**-20  # one step of the generator above the zero it may draw
+STEP_RANGE = (0.001, 0.1)  # softplus(dt_bias)
+SMALLEST_STEP = 1e-4
 
 
 class GatedDeltaNetState(NamedTuple):
@@ -36,10 +41,12 @@ class RuleInputs(NamedTuple):
 class GatedDeltaNet(nn.Module):
     """Projections, short convolution, gated delta rule, gated output norm, projection."""
 
-    def __init__(self, config: ModelConfig, *, implementation: Implementation) -> None:
+    def __init__(
+        self, config: ModelConfig, *, implementation: ImplementationChoice = "auto"
+    ) -> None:
         super().__init__()
         self.num_heads, self.d_head = config.num_heads, config.d_head
-        self.implementation: Implementation = implementation
+        self.implementation: Implementation = choose_implementation(implementation)
         d_inner = config.num_heads * config.d_head
         self.qkv_proj = nn.Linear(config.d_model, 3 * d_inner, bias=False)
         self.qkv_conv = nn.Parameter(torch.empty(3 * d_inner, config.conv_width))
@@ -87,6 +94,22 @@ class GatedDeltaNet(nn.Module):
             conv_history=torch.zeros(batch, width - 1, channels, dtype=dtype, device=device),
         )
 
+    def draw(self, name: str, generator: torch.Generator) -> Tensor | None:
+        """Decay rates and time steps, spread as Mamba spread them.
+
+        In float32: a rate drawn in bfloat16 may be zero, and its head dead.
+        """
+        shape = (self.num_heads,)
+        if name == "A_log":
+            rate = torch.empty(shape).uniform_(*RATE_RANGE, generator=generator)
+            return rate.clamp_(SMALLEST_RATE).log()
+        if name == "dt_bias":
+            low, high = (math.log(bound) for bound in STEP_RANGE)
+            step = torch.empty(shape).uniform_(low, high, generator=generator).exp()
+            step = step.clamp(SMALLEST_STEP)
+            return step + torch.log(-torch.expm1(-step))  # softplus of this is the step
+        return None
+
     def cost(self) -> Cost:
         """Per token and head the rule reads the memory, corrects it, and reads it again."""
         weights = (
@@ -96,7 +119,7 @@ class GatedDeltaNet(nn.Module):
         state = self.initial_state(1, torch.float32, torch.device("meta"))
         return Cost(
             projection_macs=sum(weight.numel() for weight in weights),
-            state_macs=3 * state.memory.numel(),
+            recurrence_macs=3 * state.memory.numel(),
             state_bytes=sum(tensor.nbytes for tensor in state),
         )
 

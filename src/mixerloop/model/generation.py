@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mixerloop.config import ComputeDtype, check_seed
 from mixerloop.model.decoding import advance, prefill, start
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.model.precision import ComputeDtype, compute_in
+from mixerloop.model.precision import compute_in
 from mixerloop.schedule import Schedule
 
 
@@ -52,7 +53,7 @@ def generate(
     """
     if max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
-    generator = torch.Generator(prompt.device).manual_seed(seed)
+    generator = torch.Generator(prompt.device).manual_seed(check_seed(seed))
     state = start(model, batch=prompt.shape[0], schedule=schedule)
     with compute_in(compute_dtype, prompt.device.type):
         logits, state = prefill(model, prompt, state)
@@ -69,12 +70,15 @@ def draw(
     logits: Float[Tensor, "batch vocab"], sampling: Sampling, generator: torch.Generator
 ) -> Int[Tensor, " batch"]:
     """One token per row."""
+    if not logits.isfinite().all():
+        raise ValueError("the logits are not finite, so nothing can be drawn; are the weights?")
     if sampling.temperature == 0:
         return logits.argmax(-1)
-    probabilities = (logits / sampling.temperature).softmax(-1)
+    below_best = logits.double() - logits.max(-1, keepdim=True).values
+    probabilities = (below_best / sampling.temperature).softmax(-1)
     ranked, order = probabilities.sort(dim=-1, descending=True, stable=True)
     if sampling.top_k is not None:
         ranked[:, sampling.top_k :] = 0
-    if sampling.top_p is not None:
+    if sampling.top_p is not None:  # a token stays while those before it do not suffice
         ranked[ranked.cumsum(-1) - ranked >= sampling.top_p * ranked.sum(-1, keepdim=True)] = 0
     return order.gather(-1, torch.multinomial(ranked, 1, generator=generator))[:, 0]

@@ -1,8 +1,7 @@
 """The looped language model: embed, walk the schedule, read out."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -10,14 +9,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mixerloop import machine
-from mixerloop.config import ModelConfig
+from mixerloop.config import ImplementationChoice, ModelConfig
 from mixerloop.model.ffn import SwiGLU
 from mixerloop.model.gated_delta_net import GatedDeltaNet
 from mixerloop.model.norm import RMSNorm
+from mixerloop.model.pass_residual import PassResidualTable
 from mixerloop.model.sublayer import Mixer, MixerState
-from mixerloop.notation import pass_spans
-from mixerloop.ops.gated_delta_rule import ImplementationChoice, choose_implementation
-from mixerloop.schedule import Occurrence, Schedule, num_passes_of
+from mixerloop.schedule import Occurrence, Schedule, Sublayer, num_passes_of
 
 TapPoint = Literal["input", "update"]
 """The residual that enters an occurrence, and what the occurrence adds to it."""
@@ -26,6 +24,8 @@ Taps = Mapping[tuple[Occurrence, TapPoint], Callable[[Tensor], Tensor]]
 MixerStates = Mapping[Occurrence, MixerState]
 
 MIXERS = {"gated_delta_net": GatedDeltaNet}
+WEIGHT_DTYPES = (torch.float32, torch.float64)
+ID_DTYPES = (torch.int32, torch.int64)
 
 
 class Layer(nn.Module):
@@ -40,12 +40,26 @@ class Layer(nn.Module):
         self.ffn_norm = RMSNorm(config.d_model, config.norm_eps)
         self.ffn = SwiGLU(config)
 
+    def forward(
+        self,
+        residual: Float[Tensor, "batch seq d_model"],
+        sublayer: Sublayer,
+        *,
+        state: MixerState | None = None,
+        context_off: bool = False,
+    ) -> tuple[Float[Tensor, "batch seq d_model"], MixerState | None]:
+        """What one sublayer adds to the residual, and the mixer's state after it."""
+        if sublayer == "ffn":
+            return self.ffn(self.ffn_norm(residual)), None
+        if context_off:
+            return self.mixer.context_off(self.mixer_norm(residual)), state
+        return self.mixer(self.mixer_norm(residual), state)
+
 
 class LoopedLM(nn.Module):
     """A stack of layers and the schedule it was made for; any other must be asked for."""
 
     layers: Sequence[Layer]
-    pass_residual: nn.Parameter | None
 
     def __init__(
         self, config: ModelConfig, *, implementation: ImplementationChoice = "auto"
@@ -54,19 +68,29 @@ class LoopedLM(nn.Module):
         machine.settle()
         self.config = config
         self.schedule = config.occurrences()
-        self.implementation = choose_implementation(implementation)
-        mixer = MIXERS[config.mixer]
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        mixer = MIXERS[config.mixer]
         layers = [
-            Layer(config, mixer(config, implementation=self.implementation))
+            Layer(config, mixer(config, implementation=implementation))
             for _ in range(config.num_layers)
         ]
         self.layers = cast(Sequence[Layer], nn.ModuleList(layers))
         self.final_norm = RMSNorm(config.d_model, config.norm_eps)
-        self.register_parameter("pass_residual", None)
-        if config.pass_residual:
-            rows = num_passes_of(self.schedule)
-            self.pass_residual = nn.Parameter(torch.empty(rows, config.d_model))
+        self.pass_residual = (
+            None
+            if config.pass_residual == "none"
+            else PassResidualTable(
+                unit=config.pass_residual,
+                num_passes=num_passes_of(self.schedule),
+                num_layers=config.num_layers,
+                d_model=config.d_model,
+            )
+        )
+
+    @property
+    def implementation(self) -> str:
+        """The form of the recurrence that every mixer of this model runs."""
+        return self.layers[0].mixer.implementation
 
     def forward(
         self,
@@ -78,13 +102,14 @@ class LoopedLM(nn.Module):
         taps: Taps | None = None,
     ) -> Float[Tensor, "batch positions vocab"]:
         """Logits at `positions`, or everywhere."""
-        residual, _ = self.walk(
-            self.embed(tokens), schedule or self.schedule, context_off=context_off, taps=taps
-        )
+        schedule = self.schedule if schedule is None else schedule
+        residual, _ = self.walk(self.embed(tokens), schedule, context_off=context_off, taps=taps)
         return self.read_out(residual, positions)
 
     def embed(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_model"]:
         """The residual before the first occurrence."""
+        if (dtype := self.embedding.weight.dtype) not in WEIGHT_DTYPES:
+            raise ValueError(f"weights must stay float32, got {dtype}; compute in it by autocast")
         _check_tokens(tokens, self.config.vocab_size)
         return self.embedding(tokens)
 
@@ -96,30 +121,31 @@ class LoopedLM(nn.Module):
         states: MixerStates | None = None,
         context_off: Collection[Occurrence] = (),
         taps: Taps | None = None,
+        before_pass: Float[Tensor, "batch seq d_model"] | None = None,
     ) -> tuple[Float[Tensor, "batch seq d_model"], dict[Occurrence, MixerState]]:
         """Run the occurrences in order; with `states` each mixer occurrence goes on from its own.
 
-        The states after the last token come back only to a caller who gave some.
+        The states after the last token come back only to a caller who gave some. A schedule may be
+        walked in parts; a part that starts inside a pass of `pass_residual` needs `before_pass`.
         """
         taps = taps or {}
         self._check_addresses(schedule, context_off, taps)
-        entered, left = self._passes(schedule)
         new_states: dict[Occurrence, MixerState] = {}
-        before_pass = residual
-        for index, occurrence in enumerate(schedule):
+        table = self.pass_residual
+        for occurrence in schedule:
             if tap := taps.get((occurrence, "input")):
-                residual = tap(residual)
-            if index in entered:
+                residual = _tapped(tap, residual, occurrence)
+            if table is not None and table.opens(occurrence):
                 before_pass = residual
-            old_state = states[occurrence] if states and occurrence.sublayer == "mixer" else None
-            update, state = self._run(
-                occurrence, residual, state=old_state, context_off=occurrence in context_off
+            state = states[occurrence] if states and occurrence.sublayer == "mixer" else None
+            update, state = self.layers[occurrence.layer](
+                residual, occurrence.sublayer, state=state, context_off=occurrence in context_off
             )
             if tap := taps.get((occurrence, "update")):
-                update = tap(update)
+                update = _tapped(tap, update, occurrence)
             residual = residual + update
-            if index in left and self.pass_residual is not None:
-                residual = residual + self.pass_residual[left[index]] * before_pass
+            if table is not None and table.closes(occurrence):
+                residual = residual + table(occurrence, before_pass)
             if states and state is not None:
                 new_states[occurrence] = state
         return residual, new_states
@@ -134,33 +160,6 @@ class LoopedLM(nn.Module):
             residual = _at(residual, positions)
         logits = F.linear(self.final_norm(residual), self.embedding.weight)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-    def _run(
-        self,
-        occurrence: Occurrence,
-        residual: Tensor,
-        *,
-        state: MixerState | None,
-        context_off: bool,
-    ) -> tuple[Tensor, MixerState | None]:
-        layer = self.layers[occurrence.layer]
-        if occurrence.sublayer == "ffn":
-            return layer.ffn(layer.ffn_norm(residual)), None
-        if context_off:
-            return layer.mixer.context_off(layer.mixer_norm(residual)), state
-        return layer.mixer(layer.mixer_norm(residual), state)
-
-    def _passes(self, schedule: Schedule) -> tuple[frozenset[int], Mapping[int, int]]:
-        """The occurrences a pass starts with, and ends with (and which pass it is)."""
-        if self.pass_residual is None:
-            return frozenset(), {}
-        entered, left = _pass_ends(schedule)
-        needed = 1 + max(left.values(), default=-1)
-        if needed > (rows := self.pass_residual.shape[0]):
-            raise ValueError(
-                f"pass_residual was learned for {rows} passes, the schedule has {needed}"
-            )
-        return entered, left
 
     def _check_addresses(
         self, schedule: Schedule, context_off: Collection[Occurrence], taps: Taps
@@ -177,16 +176,21 @@ class LoopedLM(nn.Module):
         for occurrence in context_off:
             if occurrence.sublayer != "mixer":
                 raise ValueError(f"{occurrence}: only a mixer has context to switch off")
+        for occurrence, point in taps:
+            if point not in get_args(TapPoint):
+                known_points = ", ".join(get_args(TapPoint))
+                raise ValueError(f"{occurrence}: no tap point '{point}'; known: {known_points}")
 
 
-@lru_cache
-def _pass_ends(schedule: Schedule) -> tuple[frozenset[int], Mapping[int, int]]:
-    spans = pass_spans(schedule)
-    return frozenset(s.start for s in spans), {s.stop - 1: s.pass_index for s in spans}
+def _tapped(tap: Callable[[Tensor], Tensor], x: Tensor, occurrence: Occurrence) -> Tensor:
+    replaced = tap(x)
+    if not isinstance(replaced, Tensor) or replaced.shape != x.shape:
+        raise ValueError(f"{occurrence}: a tap must return a tensor of the shape it was given")
+    return replaced
 
 
 def _check_tokens(tokens: Tensor, vocab_size: int) -> None:
-    if tokens.dtype not in (torch.int32, torch.int64):
+    if tokens.dtype not in ID_DTYPES:
         raise ValueError(f"tokens must be int32 or int64, got {tokens.dtype}")
     if tokens.ndim != 2 or tokens.shape[1] == 0:
         raise ValueError(f"tokens must be [batch, seq] with seq > 0, got {tuple(tokens.shape)}")
@@ -202,11 +206,9 @@ def _at(residual: Tensor, positions: Tensor) -> Tensor:
     batch, seq, d_model = residual.shape
     if positions.ndim not in (1, 2) or (positions.ndim == 2 and positions.shape[0] != batch):
         raise ValueError(f"positions must be [num] or [{batch}, num], got {tuple(positions.shape)}")
-    if positions.dtype not in (torch.int32, torch.int64):
+    if positions.dtype not in ID_DTYPES:
         raise ValueError(f"positions must be int32 or int64, got {positions.dtype}")
     if not torch.compiler.is_compiling() and bool(((positions < -seq) | (positions >= seq)).any()):
-        raise ValueError(
-            f"positions must lie in a sequence of {seq} tokens, got {positions.tolist()}"
-        )
+        raise ValueError(f"positions must lie in a sequence of {seq} tokens")
     positions = (positions % seq).expand(batch, -1)
     return residual.gather(1, positions[..., None].long().expand(-1, -1, d_model))

@@ -17,14 +17,22 @@ class Cost:
 
     projection_macs: int
     """Multiply-adds with weights; short convolutions count, as in the paper."""
-    state_macs: int = 0
-    """Multiply-adds with the state: the recurrence itself."""
+    recurrence_macs: int = 0
+    """Multiply-adds with the state, by the definition of the recurrence."""
     state_bytes: int = 0
     """Memory one sequence keeps between tokens while decoding in float32."""
 
 
 class Mixer(Protocol):
-    """A sublayer that lets tokens see earlier ones; any mixer that fits here can be looped."""
+    """A sublayer that lets tokens see earlier ones; any mixer that fits here can be looped.
+
+    Its last projection is called `output_proj`, which is what the released init rule shrinks.
+    """
+
+    @property
+    def implementation(self) -> str:
+        """The form of its recurrence, fixed when it is made."""
+        ...
 
     def __call__(
         self, x: Float[Tensor, "batch seq d_model"], state: MixerState | None = None
@@ -40,6 +48,10 @@ class Mixer(Protocol):
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> MixerState:
         """The state of a sequence before its first token, for activations of this type."""
+        ...
+
+    def draw(self, name: str, generator: torch.Generator) -> Tensor | None:
+        """A fresh float32 value of its parameter `name`, or None for the common rule."""
         ...
 
     def cost(self) -> Cost:

@@ -38,7 +38,7 @@ def chunked_gated_delta_rule(
     """The rule in chunks of `CHUNK_TOKENS`; a shorter sequence is one chunk of its own length.
 
     In a chunk of one token M is 1 and the equations are the recurrence, which is then written out:
-    the same arithmetic without the walk over chunks and tiles, twice as fast a decoding step.
+    the same arithmetic without the bookkeeping of chunks and tiles, which decoding would feel.
     """
     if query.shape[1] == 1:
         return recurrent_gated_delta_rule(
@@ -140,14 +140,21 @@ class Decay(NamedTuple):
 
 
 def decays(g: Tensor) -> Decay:
-    """All the decays between places in a chunk, from the log decay of its tokens."""
-    total = g.cumsum(-1)
+    """All the decays between places in a chunk, from the log decay of its tokens.
+
+    Differences of sums, so in float64: one brutal token makes the sums large, and in float32 the
+    mild tokens after it would lose the digits of their own decay.
+    """
+    total = g.double().cumsum(-1)
     later = torch.ones(2 * g.shape[-1:], dtype=torch.bool, device=g.device).triu(1)
     return Decay(
-        start=total.exp()[..., None],
-        pairs=(total[..., :, None] - total[..., None, :]).masked_fill_(later, -torch.inf).exp_(),
-        end=(total[..., -1:] - total).exp()[..., None],
-        whole=total[..., -1:].exp()[..., None],
+        start=total.exp().to(g.dtype)[..., None],
+        pairs=(total[..., :, None] - total[..., None, :])
+        .to(g.dtype)
+        .masked_fill_(later, -torch.inf)
+        .exp_(),
+        end=(total[..., -1:] - total).exp().to(g.dtype)[..., None],
+        whole=total[..., -1:].exp().to(g.dtype)[..., None],
     )
 
 
@@ -188,31 +195,15 @@ def backward(
     decay = decays(g)
 
     # What the forward knew.
-    qk, kk = q @ k.mT, k @ k.mT
-    lower = (decay.pairs * kk).tril_(-1)  # A
+    lower = (decay.pairs * (k @ k.mT)).tril_(-1)  # A
     below = b * lower  # M - I
     stored = k @ states
     surprise = v - decay.start * stored
-    solved = solve(below, torch.cat([b * surprise, b * decay.start * k], dim=-1))
-    writes, reading = solved.split([v.shape[-1], k.shape[-1]], dim=-1)  # U, M^-1 b E K
+    writes = solve(below, b * surprise)  # U
 
-    # Back over the states, from the last chunk to the first.
-    d_writes_inside = (decay.pairs * qk).mT @ d_output
-    d_states_inside = (decay.start * q).mT @ d_output
-    kept = decay.end * k
-    d_state, d_states_out, d_writes = d_final_state, [], []
-    for n in reversed(range(g.shape[2])):
-        d_states_out.append(d_state)
-        d_writes.append(d_writes_inside[:, :, n] + kept[:, :, n] @ d_state)
-        d_state = (
-            d_states_inside[:, :, n]
-            - reading[:, :, n].mT @ d_writes[-1]
-            + decay.whole[:, :, n] * d_state
-        )
-    d_states_out = torch.stack(d_states_out[::-1], dim=2)  # of the state that leaves each chunk
-    d_writes = torch.stack(d_writes[::-1], dim=2)
-
-    # Everything else is a batch over chunks again.
+    d_writes, d_states_out, d_initial_state = backward_over_states(
+        chunks, decay, below, d_output, d_final_state
+    )
     d_right = torch.linalg.solve_triangular(below.mT, d_writes, upper=True, unitriangular=True)
     d_lower = -(d_right @ writes.mT).tril_(-1)  # dM
     d_scores = decay.pairs * (d_output @ writes.mT)  # D * dP
@@ -227,12 +218,33 @@ def backward(
     d_v = b * d_right
     d_b = (d_right * surprise).sum(-1) + (d_lower * lower).sum(-1)
 
+    # Every decay is exp of a difference of places in the cumulative sum.
+    pairs = d_scores * (q @ k.mT) + b * (d_lower * lower)
     d_start = (d_output * (q @ states)).sum(-1) - b[..., 0] * (d_right * stored).sum(-1)
     d_end = (k * d_kept).sum(-1) * decay.end[..., 0]
-    pairs = d_scores * qk + d_overlap * kk
+    d_whole = decay.whole[..., 0, 0] * (d_states_out * states).sum((-1, -2))
     d_total = d_start * decay.start[..., 0] + pairs.sum(-1) - pairs.sum(-2) - d_end
-    d_total[..., -1] += d_end.sum(-1) + decay.whole[..., 0, 0] * (d_states_out * states).sum(
-        (-1, -2)
-    )
+    d_total[..., -1] += d_end.sum(-1) + d_whole
     d_g = d_total.flip(-1).cumsum(-1).flip(-1)
-    return Chunks(d_q, d_k, d_v, d_g, d_b), d_state
+    return Chunks(d_q, d_k, d_v, d_g, d_b), d_initial_state
+
+
+def backward_over_states(
+    chunks: Chunks, decay: Decay, below: Tensor, d_output: Tensor, d_final_state: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Last chunk to first: gradients of U, of the state after each chunk, of the initial state."""
+    q, k = chunks.q, chunks.k
+    reading = solve(below, chunks.b[..., None] * decay.start * k)  # M^-1 b E K
+    d_writes_inside = (decay.pairs * (q @ k.mT)).mT @ d_output
+    d_states_inside = (decay.start * q).mT @ d_output
+    kept = decay.end * k
+    d_state, d_states_out, d_writes = d_final_state, [], []
+    for n in reversed(range(k.shape[2])):
+        d_states_out.append(d_state)
+        d_writes.append(d_writes_inside[:, :, n] + kept[:, :, n] @ d_state)
+        d_state = (
+            d_states_inside[:, :, n]
+            - reading[:, :, n].mT @ d_writes[-1]
+            + decay.whole[:, :, n] * d_state
+        )
+    return torch.stack(d_writes[::-1], dim=2), torch.stack(d_states_out[::-1], dim=2), d_state

@@ -6,21 +6,19 @@ Per head, with key k, query q, value v, write strength b in [0, 1] and log decay
     S <- exp(g) S + k (b (v - exp(g) S^T k))^T        o = S^T q
 
 Normalising and scaling query and key is the caller's work. The state and all sums are float32, or
-float64 when the inputs are; the output has the type of `value`.
+float64 when any input is; the output has the type of `value`.
 """
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from functools import reduce
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mixerloop.config import Implementation, ImplementationChoice, one_of
 from mixerloop.ops.chunked import chunked_gated_delta_rule
 from mixerloop.ops.recurrent import recurrent_gated_delta_rule
-
-Implementation = Literal["recurrent", "chunked"]
-ImplementationChoice = Literal["auto", "recurrent", "chunked"]
 
 _IMPLEMENTATIONS: dict[Implementation, Callable[..., tuple[Tensor, Tensor]]] = {
     "recurrent": recurrent_gated_delta_rule,
@@ -30,12 +28,8 @@ _IMPLEMENTATIONS: dict[Implementation, Callable[..., tuple[Tensor, Tensor]]] = {
 
 def choose_implementation(choice: ImplementationChoice) -> Implementation:
     """The implementation a run will use from its first token to its last; `auto` is the fastest."""
-    if choice == "auto":
-        return "chunked"
-    if choice not in _IMPLEMENTATIONS:
-        known = ", ".join(get_args(ImplementationChoice))
-        raise ValueError(f"unknown implementation '{choice}'; known: {known}")
-    return choice
+    chosen = one_of(ImplementationChoice, choice, "implementation")
+    return "chunked" if chosen == "auto" else chosen
 
 
 def gated_delta_rule(
@@ -46,7 +40,7 @@ def gated_delta_rule(
     log_decay: Float[Tensor, "batch seq heads"],
     write_strength: Float[Tensor, "batch seq heads"],
     initial_state: Float[Tensor, "batch heads d_key d_value"] | None = None,
-    implementation: Implementation,
+    implementation: ImplementationChoice = "auto",
 ) -> tuple[Float[Tensor, "batch seq heads d_value"], Float[Tensor, "batch heads d_key d_value"]]:
     """Run the rule over a sequence; returns the outputs and the state after the last token."""
     _check(
@@ -57,12 +51,15 @@ def gated_delta_rule(
         write_strength=write_strength,
         initial_state=initial_state,
     )
-    state_dtype = torch.promote_types(value.dtype, torch.float32)
+    given = [query, key, value, log_decay, write_strength]
+    if initial_state is not None:
+        given.append(initial_state)
+    state_dtype = reduce(torch.promote_types, (t.dtype for t in given), torch.float32)
     if initial_state is None:
         batch, _, heads, d_key = key.shape
         initial_state = value.new_zeros(batch, heads, d_key, value.shape[-1], dtype=state_dtype)
     with torch.autocast(value.device.type, enabled=False):
-        output, final_state = _IMPLEMENTATIONS[implementation](
+        output, final_state = _IMPLEMENTATIONS[choose_implementation(implementation)](
             query=query.to(state_dtype),
             key=key.to(state_dtype),
             value=value.to(state_dtype),

@@ -7,7 +7,7 @@ the length of a strip is the compute of one token. Light and dark are both serve
 from collections.abc import Mapping
 from html import escape
 
-from mixerloop.notation import notation
+from mixerloop.notation import notation, shortened
 from mixerloop.schedule import Schedule, Sublayer, num_layers_of
 
 WIDTH = 860
@@ -61,16 +61,12 @@ def _legend() -> str:
 
 
 def _title(name: str, schedule: Schedule, share: float, top: float) -> str:
-    text = notation(schedule)
-    beside = "" if text == name else f'  <tspan class="quiet">{escape(_shortened(text))}</tspan>'
+    name, text = shortened(name), notation(schedule)
+    beside = "" if text == name else f'  <tspan class="quiet">{escape(shortened(text))}</tspan>'
     return (
         f'<text class="name" x="0" y="{top + 13}" xml:space="preserve">{escape(name)}{beside}'
         f'</text><text class="quiet end" x="{WIDTH}" y="{top + 13}">{share:.0%}</text>'
     )
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _strip(schedule: Schedule, cost: Mapping[Sublayer, float], scale: float, top: float) -> str:
