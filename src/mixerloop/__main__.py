@@ -2,4 +2,5 @@
 
 from mixerloop.cli.main import main
 
-main()
+if __name__ == "__main__":  # workers that prepare data import this module again
+    main()

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import tyro
 
 from mixerloop import __version__, machine
-from mixerloop.cli import describe, generate, init
+from mixerloop.cli import data, describe, generate, init
 from mixerloop.notation import shortened
 
 TRACEBACK = "MIXERLOOP_TRACEBACK"
@@ -16,6 +16,7 @@ TRACEBACK = "MIXERLOOP_TRACEBACK"
 
 Verb = (
     Annotated[describe.Describe, tyro.conf.subcommand("describe", description=describe.HELP)]
+    | Annotated[data.Data, tyro.conf.subcommand("data", description=data.HELP)]
     | Annotated[init.Init, tyro.conf.subcommand("init", description=init.HELP)]
     | Annotated[generate.Generate, tyro.conf.subcommand("generate", description=generate.HELP)]
 )
@@ -51,6 +52,8 @@ def _run() -> None:
         config=(
             tyro.conf.DisallowNone,
             tyro.conf.FlagCreatePairsOff,
+            tyro.conf.OmitSubcommandPrefixes,
+            tyro.conf.OmitArgPrefixes,
             tyro.conf.PositionalMetavarFromFieldName,
         ),
     )

@@ -1,0 +1,207 @@
+"""Prepared tokens on disk: shards, their documents, and the manifest that vouches for them.
+
+    DIR/manifest.json             source, tokenizer, splits, every shard with its counts and sha256
+    DIR/tokenizer.model           the SentencePiece model
+    DIR/train-00000-000.tokens    token ids, uint16 or uint32, document after document
+    DIR/train-00000-000.docs      for each document its first token and the hash of its text, uint64
+
+A shard is immutable and memory-mapped. Shards follow one another in the manifest's order, and a
+split reads as one long array of tokens.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from mixerloop import runs
+from mixerloop.config import from_dict
+from mixerloop.data.sources import Split
+from mixerloop.data.tokenizer import Tokenizer
+
+MANIFEST = "manifest.json"
+FORMAT = "mixerloop-tokens-1"
+OPEN_SHARDS = 256  # a memory map holds a file handle, and a process has some thousand
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One file of tokens and its documents."""
+
+    name: str
+    tokens: int
+    documents: int
+    text_bytes: int
+    """UTF-8 bytes of the documents, for bits per byte."""
+    tokens_sha256: str
+    docs_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a folder of prepared tokens holds."""
+
+    format: str
+    source: dict[str, Any]
+    tokenizer_sha256: str
+    vocab_size: int
+    dtype: str
+    skipped: dict[str, int]
+    """Documents left out: empty ones, and held-out ones that training has too."""
+    train: tuple[Shard, ...]
+    held_out: tuple[Shard, ...]
+
+    def shards(self, split: Split) -> tuple[Shard, ...]:
+        """The shards of a split, in order."""
+        return self.train if split == "train" else self.held_out
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The smallest type that holds every id."""
+    return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
+
+
+def write_shard(
+    folder: Path,
+    name: str,
+    *,
+    documents: list[list[int]],
+    hashes: list[int],
+    text_bytes: int,
+    dtype: np.dtype,
+) -> Shard:
+    """Write the tokens and the index of some documents."""
+    lengths = [len(document) for document in documents]
+    tokens = np.fromiter((i for d in documents for i in d), dtype=dtype, count=sum(lengths))
+    starts = np.cumsum([0, *lengths[:-1]], dtype=np.uint64)
+    docs = np.stack([starts, np.array(hashes, dtype=np.uint64)], axis=1).astype("<u8")
+    tokens_path, docs_path = folder / f"{name}.tokens", folder / f"{name}.docs"
+    runs.write_file(tokens_path, tokens.tobytes())
+    runs.write_file(docs_path, docs.tobytes())
+    return Shard(
+        name=name,
+        tokens=len(tokens),
+        documents=len(documents),
+        text_bytes=text_bytes,
+        tokens_sha256=runs.sha256(tokens_path),
+        docs_sha256=runs.sha256(docs_path),
+    )
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest: the folder is complete from here on."""
+    runs.write_file(folder / MANIFEST, runs.to_json(asdict(manifest)))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read a manifest strictly."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise ValueError(f"{folder}: no {MANIFEST}; prepare it with mixerloop data prepare")
+    try:
+        data = runs.read_json(path)
+        if not isinstance(data, dict):
+            raise ValueError("not a manifest")
+        manifest = from_dict(Manifest, data)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if manifest.format != FORMAT:
+        raise ValueError(f"{path}: format {manifest.format}, this version reads {FORMAT}")
+    return manifest
+
+
+class TokenSplit:
+    """One split of a prepared folder, read as one array."""
+
+    def __init__(self, folder: Path, split: Split) -> None:
+        self.folder, self.split = folder, split
+        self.manifest = read_manifest(folder)
+        self.shards = self.manifest.shards(split)
+        self._ends = list(accumulate(shard.tokens for shard in self.shards))
+        dtype = np.dtype(self.manifest.dtype)
+        for shard in self.shards:
+            path = folder / f"{shard.name}.tokens"
+            size = path.stat().st_size if path.is_file() else None
+            if size != shard.tokens * dtype.itemsize:
+                wanted = shard.tokens * dtype.itemsize
+                raise ValueError(f"{path}: {size} bytes, the manifest says {wanted}")
+        self._open = lru_cache(maxsize=OPEN_SHARDS)(
+            lambda name: np.memmap(folder / f"{name}.tokens", dtype=dtype, mode="r")
+        )
+
+    def __len__(self) -> int:
+        """Tokens in the split."""
+        return self._ends[-1] if self._ends else 0
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """The tokens from `start` up to `stop`, across shards where need be."""
+        if not 0 <= start <= stop <= len(self):
+            raise ValueError(f"tokens {start} to {stop} of {len(self)} were asked for")
+        parts = []
+        index = bisect_right(self._ends, start)
+        while start < stop:
+            begin = self._ends[index] - self.shards[index].tokens
+            end = min(stop, self._ends[index])
+            parts.append(self._open(self.shards[index].name)[start - begin : end - begin])
+            start, index = end, index + 1
+        if len(parts) == 1:
+            return np.array(parts[0])
+        return np.concatenate(parts) if parts else np.empty(0, dtype=self.manifest.dtype)
+
+    def documents(self) -> Iterator[tuple[int, int]]:
+        """First token and hash of every document, in order; tokens count over the whole split."""
+        begin = 0
+        for shard in self.shards:
+            for start, digest in read_docs(self.folder, shard):
+                yield begin + int(start), int(digest)
+            begin += shard.tokens
+
+
+def read_docs(folder: Path, shard: Shard) -> np.ndarray:
+    """The index of a shard: [documents, 2] of first token and hash."""
+    return np.fromfile(folder / f"{shard.name}.docs", dtype="<u8").reshape(-1, 2)
+
+
+def document_hashes(folder: Path, shards: tuple[Shard, ...] | list[Shard]) -> np.ndarray:
+    """The hashes of all documents of some shards, sorted, each once."""
+    parts = [read_docs(folder, shard)[:, 1] for shard in shards]
+    return np.unique(np.concatenate(parts)) if parts else np.empty(0, dtype="<u8")
+
+
+def verify(folder: Path) -> Manifest:
+    """Check every file against the manifest, and that no document is in both splits."""
+    manifest = read_manifest(folder)
+    tokenizer = Tokenizer(folder / runs.TOKENIZER)
+    if tokenizer.fingerprint != manifest.tokenizer_sha256:
+        raise ValueError(f"{folder / runs.TOKENIZER}: not the tokenizer the shards were made with")
+    for split in get_args(Split):
+        for shard in manifest.shards(split):
+            _verify_shard(folder, shard, manifest, bos_id=tokenizer.bos_id)
+    both = np.intersect1d(
+        document_hashes(folder, manifest.train), document_hashes(folder, manifest.held_out)
+    )
+    if len(both):
+        raise ValueError(f"{folder}: {len(both)} documents are in both splits")
+    return manifest
+
+
+def _verify_shard(folder: Path, shard: Shard, manifest: Manifest, *, bos_id: int) -> None:
+    for suffix, wanted in (("tokens", shard.tokens_sha256), ("docs", shard.docs_sha256)):
+        path = folder / f"{shard.name}.{suffix}"
+        if not path.is_file():
+            raise ValueError(f"{path}: missing")
+        if runs.sha256(path) != wanted:
+            raise ValueError(f"{path}: damaged, its sha256 is not the manifest's")
+    tokens = np.fromfile(folder / f"{shard.name}.tokens", dtype=manifest.dtype)
+    starts = read_docs(folder, shard)[:, 0]
+    if len(tokens) != shard.tokens or len(starts) != shard.documents:
+        raise ValueError(f"{folder / shard.name}: its counts are not the manifest's")
+    if len(tokens) and int(tokens.max()) >= manifest.vocab_size:
+        raise ValueError(f"{folder / shard.name}: an id outside the vocabulary")
+    if bos_id >= 0 and not (tokens[starts.astype(np.int64)] == bos_id).all():
+        raise ValueError(f"{folder / shard.name}: a document does not begin with the start token")

@@ -1,0 +1,215 @@
+"""Where documents come from: files of text, ClimbMix's parquet shards, Python's own library.
+
+A source is a list of files in a fixed order; a file gives its documents in a fixed order. That is
+all preparation needs to be repeatable and to go on where it stopped.
+"""
+
+import gzip
+import json
+import lzma
+import sysconfig
+import tokenize
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Split = Literal["train", "held_out"]
+
+CLIMBMIX_REPOSITORY = "karpathy/climbmix-400b-shuffle"
+CLIMBMIX_TRAIN_SHARDS = range(170)  # paper: 10,690,433,521 tokens under its tokenizer
+CLIMBMIX_HELD_OUT_SHARD = 6542
+PARQUET_BATCH_ROWS = 1024
+NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of a source."""
+
+    path: Path
+    name: str
+    """How manifests and messages call it: no machine's folders."""
+    split: Split | None = None
+    """The split all its documents belong to; None leaves it to each document's hash."""
+
+    def documents(self) -> Iterator[str]:
+        """Its documents, not yet stripped; one that cannot be read is refused by name and place."""
+        kind = next((k for k in _READERS if self.path.name.endswith(k)), None)
+        if kind is None:
+            raise ValueError(f"{self.path}: unknown kind of file; known: {', '.join(_READERS)}")
+        return _READERS[kind](self.path)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Documents to prepare, and what a manifest should say about them."""
+
+    kind: str
+    files: list[SourceFile]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+# --- text files --------------------------------------------------------------------------------
+
+
+def text_files(paths: list[Path], held_out_paths: list[Path]) -> Source:
+    """Files, or folders with files in them; `held_out_paths` are held out whole."""
+    files = [
+        *_found(paths, split="train" if held_out_paths else None),
+        *_found(held_out_paths, split="held_out"),
+    ]
+    names = [file.name for file in files]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"two files are called {sorted(repeated)[0]}; rename one")
+    return Source("text", files)
+
+
+def _found(paths: list[Path], split: Split | None) -> list[SourceFile]:
+    files: list[SourceFile] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(KINDS))
+            if not inside:
+                raise ValueError(f"{path}: no file in it ends in {', '.join(KINDS)}")
+            files.extend(SourceFile(p, p.relative_to(path).as_posix(), split) for p in inside)
+        elif path.is_file():
+            files.append(SourceFile(path, path.name, split))
+        else:
+            raise ValueError(f"{path}: there is no such file or folder")
+    return files
+
+
+# --- ClimbMix ----------------------------------------------------------------------------------
+
+
+def climbmix(shards: range, folder: Path | None) -> Source:
+    """The paper's corpus: some training shards and the held-out one, downloaded or in a folder."""
+    wanted: list[tuple[int, Split]] = [(number, "train") for number in shards]
+    wanted.append((CLIMBMIX_HELD_OUT_SHARD, "held_out"))
+    files = []
+    for number, split in wanted:
+        name = f"shard_{number:05d}.parquet"
+        path = _downloaded(name) if folder is None else folder / name
+        if not path.is_file():
+            raise ValueError(
+                f"{path}: missing; the folder must hold the shards under their own names"
+            )
+        files.append(SourceFile(path, name, split))
+    return Source("climbmix", files, {"repository": CLIMBMIX_REPOSITORY})
+
+
+def _downloaded(name: str) -> Path:
+    """Fetch a shard, or find the one that was fetched before."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(CLIMBMIX_REPOSITORY, name, repo_type="dataset"))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"{name}: cannot be downloaded from {CLIMBMIX_REPOSITORY} ({reason}); "
+            "give a folder that holds it with --from"
+        ) from None
+
+
+# --- Python's standard library -----------------------------------------------------------------
+
+
+def standard_library() -> Source:
+    """The .py files of the running Python's library without its tests: text on every machine."""
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = sorted(
+        path
+        for path in root.rglob("*.py")
+        if not NOT_LIBRARY & set(path.relative_to(root).parts[:-1])
+    )
+    return Source("stdlib", [SourceFile(p, p.relative_to(root).as_posix()) for p in paths])
+
+
+# --- kinds of files ----------------------------------------------------------------------------
+
+
+def _text_documents(path: Path) -> Iterator[str]:
+    """A text file is one document."""
+    content = path.read_bytes()
+    try:
+        yield content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 at byte {error.start}") from None
+
+
+def _python_documents(path: Path) -> Iterator[str]:
+    """A Python file says itself how it is encoded."""
+    try:
+        with tokenize.open(path) as file:
+            yield file.read()
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: cannot be decoded: {error}") from None
+
+
+def _json_documents(
+    opened: Callable[[Path], AbstractContextManager[Iterable[bytes]]],
+) -> Callable[[Path], Iterator[str]]:
+    """Every line is an object with a text."""
+
+    def documents(path: Path) -> Iterator[str]:
+        number = 0
+        try:
+            with opened(path) as file:
+                for line in file:
+                    number += 1
+                    if not line.strip():
+                        continue
+                    text = json.loads(line.decode())["text"]
+                    if not isinstance(text, str):
+                        raise TypeError
+                    yield text
+        except UnicodeDecodeError:
+            raise ValueError(f"{path}, line {number}: not UTF-8") from None
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}: not JSON: {error.msg}") from None
+        except (KeyError, TypeError):
+            raise ValueError(f'{path}, line {number}: not an object with a "text"') from None
+        except (EOFError, OSError, lzma.LZMAError) as error:
+            raise ValueError(f"{path}, after line {number}: damaged or cut off: {error}") from None
+
+    return documents
+
+
+def _open_zst(path: Path) -> AbstractContextManager[Iterable[bytes]]:
+    import zstandard
+
+    return zstandard.open(path, "rb")
+
+
+def _parquet_documents(path: Path) -> Iterator[str]:
+    """A column called text, read a row group at a time."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            if "text" not in file.schema_arrow.names:
+                raise ValueError(f"{path}: has no column called text")
+            for group in range(file.num_row_groups):
+                for batch in file.iter_batches(PARQUET_BATCH_ROWS, [group], columns=["text"]):
+                    for text in batch.column(0).to_pylist():
+                        yield text or ""
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: not a readable parquet file: {error}") from None
+
+
+_READERS: dict[str, Callable[[Path], Iterator[str]]] = {
+    ".txt": _text_documents,
+    ".jsonl": _json_documents(lambda path: path.open("rb")),
+    ".jsonl.xz": _json_documents(lzma.open),
+    ".jsonl.gz": _json_documents(gzip.open),
+    ".jsonl.zst": _json_documents(_open_zst),
+    ".parquet": _parquet_documents,
+    ".py": _python_documents,
+}
+KINDS = tuple(kind for kind in _READERS if kind != ".py")
+"""What a folder is searched for."""
