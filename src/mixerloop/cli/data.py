@@ -21,7 +21,8 @@ examples:
   mixerloop data verify data/stdlib
   mixerloop data show data/stdlib
 """
-PREPARE_HELP = """Turn a source into a folder that training reads. Stopped and started again, it goes on.
+PREPARE_HELP = """\
+Turn a source into a folder that training reads; stopped and started again, it goes on.
 
 examples:
   mixerloop data prepare stdlib --out data/stdlib
@@ -227,17 +228,18 @@ class Show:
         from mixerloop.data.shards import read_manifest
 
         settings = hops_settings(self.folder)
-        if settings is not None:
+        manifest = None if settings is not None else read_manifest(self.folder)
+        if manifest is None:
+            assert settings is not None
             facts = {"folder": str(self.folder), **asdict(settings)}
             samples = hops_samples(settings, self.samples)
         else:
-            manifest = read_manifest(self.folder)
             facts = summary(self.folder, manifest)
             samples = token_samples(self.folder, self.samples, self.characters)
         if self.json:
             print(json.dumps(facts | {"samples": samples}, indent=2, ensure_ascii=False))
             return
-        if settings is None:
+        if manifest is not None:
             show_counts(self.folder, manifest)
         for split, texts in samples.items():
             for text in texts:

@@ -4,7 +4,7 @@ A sequence lists a random permutation of n nodes as pairs `a b` (a leads to b), 
 then asks: `[k] x y`, where y is the node k hops from x. The answers stand in the sequence as in any
 text, and only they are scored. One look-up answers one hop; k hops take k look-ups in a row.
 
-Token ids: nodes from 0, then `[1]`, `[2]`, ... Sequence i of a split depends on (settings, i) alone.
+Token ids: nodes from 0, then `[1]`, `[2]`, ... Sequence i of a split depends on settings and i.
 """
 
 from dataclasses import asdict, dataclass

@@ -1,21 +1,22 @@
 """From a source to verified shards: all cores, one result, whatever happens on the way.
 
 Files are taken in groups and their documents in pieces of a fixed size of text. A piece becomes a
-shard per split, and a small record once its shards are on disk. Started again, preparation reads the
-records, skips what is done and does the rest; the bytes that come out depend neither on
+shard per split, and a small record once its shards are on disk. Started again, preparation reads
+the records, skips what is done and does the rest; the bytes that come out depend neither on
 interruptions nor on the number of workers.
 """
 
 import hashlib
 import multiprocessing
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from mixerloop.data.shards import (
     Manifest,
     Shard,
     document_hashes,
+    read_manifest,
     token_dtype,
     write_manifest,
     write_shard,
@@ -93,7 +95,9 @@ def prepare(
     if not source.files:
         raise ValueError("the source has no files")
     plan = _plan(source, settings, tokenizer_path)
-    _begin(folder, plan)
+    if _begin(folder, plan) == "only cleaning is left":
+        _clean(folder)
+        return read_manifest(folder)
     tokenizer = _tokenizer(source, folder, settings, tokenizer_path, progress)
     groups = _groups(source, plan["piece_bytes"])
     training = [group for group in groups if group.files[0].split != "held_out"]
@@ -124,17 +128,19 @@ def _plan(source: Source, settings: Settings, tokenizer_path: Path | None) -> di
     }
 
 
-def _begin(folder: Path, plan: dict[str, Any]) -> None:
-    if (folder / MANIFEST).exists():
-        raise ValueError(f"{folder}: already prepared; choose another folder or remove it")
+def _begin(folder: Path, plan: dict[str, Any]) -> Literal["work is left", "only cleaning is left"]:
+    finished = (folder / MANIFEST).exists()
     if (folder / PLAN).exists():
         if runs.read_json(folder / PLAN) != plan:
             raise ValueError(f"{folder}: was begun with other files or settings; remove it first")
-        return
+        return "only cleaning is left" if finished else "work is left"
+    if finished:
+        raise ValueError(f"{folder}: already prepared; choose another folder or remove it")
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder}: is not empty; choose another folder")
     (folder / RECORDS).mkdir(parents=True, exist_ok=True)
     runs.write_file(folder / PLAN, runs.to_json(plan))
+    return "work is left"
 
 
 def _groups(source: Source, piece_bytes: int) -> list[Group]:
@@ -226,7 +232,7 @@ class _Work:
         if not left:
             return
         context = multiprocessing.get_context("spawn")
-        arguments = (self.folder, self.settings)
+        arguments = (self.folder, self.settings, os.getpid())
         with ProcessPoolExecutor(self.workers, context, _start_worker, arguments) as pool:
             try:
                 self._run_all(left, pool)
@@ -285,7 +291,8 @@ _worker: dict[str, Any] = {}
 """What a worker process keeps between pieces."""
 
 
-def _start_worker(folder: Path, settings: Settings) -> None:
+def _start_worker(folder: Path, settings: Settings, parent: int) -> None:
+    threading.Thread(target=_end_with_parent, args=[parent], daemon=True).start()
     excluded = folder / EXCLUDED
     _worker.update(
         folder=folder,
@@ -293,7 +300,6 @@ def _start_worker(folder: Path, settings: Settings) -> None:
         tokenizer=Tokenizer(folder / runs.TOKENIZER),
         excluded=np.fromfile(excluded, dtype="<u8") if excluded.exists() else np.empty(0, "<u8"),
     )
-    threading.Thread(target=_end_with_parent, args=[os.getppid()], daemon=True).start()
 
 
 def _end_with_parent(parent: int) -> None:
@@ -307,7 +313,8 @@ def _prepare_piece(documents: list[str], split: Split | None, group: int, index:
     """Tokenise a piece, write its shards, then its record."""
     folder: Path = _worker["folder"]
     tokenizer: Tokenizer = _worker["tokenizer"]
-    ids: dict[Split, list[list[int]]] = {"train": [], "held_out": []}
+    dtype = token_dtype(tokenizer.vocab_size)
+    ids: dict[Split, list[np.ndarray]] = {"train": [], "held_out": []}
     hashes: dict[Split, list[int]] = {"train": [], "held_out": []}
     text_bytes: dict[Split, int] = {"train": 0, "held_out": 0}
     empty = excluded = 0
@@ -321,10 +328,9 @@ def _prepare_piece(documents: list[str], split: Split | None, group: int, index:
             excluded += 1
             continue
         place = _split_of(split, digest, _worker["settings"])
-        ids[place].append(tokenizer.encode(text))
+        ids[place].append(np.array(tokenizer.encode(text), dtype=dtype))
         hashes[place].append(digest)
         text_bytes[place] += len(text.encode())
-    dtype = token_dtype(tokenizer.vocab_size)
     shards = {
         place: write_shard(
             folder,
@@ -408,13 +414,12 @@ def _finish(
 
 
 def _clean(folder: Path) -> None:
-    for path in sorted((folder / RECORDS).glob("*")):
-        path.unlink()
-    (folder / RECORDS).rmdir()
+    """Remove what was needed on the way; the plan goes last, so that a kill leaves the rest to do."""
+    shutil.rmtree(folder / RECORDS, ignore_errors=True)
     (folder / EXCLUDED).unlink(missing_ok=True)
-    (folder / PLAN).unlink()
     for partial in folder.glob(".*.partial"):
         partial.unlink()
+    (folder / PLAN).unlink()
 
 
 def _records(folder: Path) -> Iterator[Record]:

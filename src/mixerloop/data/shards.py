@@ -9,6 +9,7 @@ A shard is immutable and memory-mapped. Shards follow one another in the manifes
 split reads as one long array of tokens.
 """
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -70,26 +71,24 @@ def write_shard(
     folder: Path,
     name: str,
     *,
-    documents: list[list[int]],
+    documents: list[np.ndarray],
     hashes: list[int],
     text_bytes: int,
     dtype: np.dtype,
 ) -> Shard:
     """Write the tokens and the index of some documents."""
-    lengths = [len(document) for document in documents]
-    tokens = np.fromiter((i for d in documents for i in d), dtype=dtype, count=sum(lengths))
-    starts = np.cumsum([0, *lengths[:-1]], dtype=np.uint64)
-    docs = np.stack([starts, np.array(hashes, dtype=np.uint64)], axis=1).astype("<u8")
-    tokens_path, docs_path = folder / f"{name}.tokens", folder / f"{name}.docs"
-    runs.write_file(tokens_path, tokens.tobytes())
-    runs.write_file(docs_path, docs.tobytes())
+    starts = np.cumsum([0, *(len(document) for document in documents[:-1])], dtype=np.uint64)
+    docs = np.stack([starts, np.array(hashes, dtype=np.uint64)], axis=1).astype("<u8").tobytes()
+    tokens = np.concatenate(documents).astype(dtype).tobytes()
+    runs.write_file(folder / f"{name}.tokens", tokens)
+    runs.write_file(folder / f"{name}.docs", docs)
     return Shard(
         name=name,
-        tokens=len(tokens),
+        tokens=len(tokens) // dtype.itemsize,
         documents=len(documents),
         text_bytes=text_bytes,
-        tokens_sha256=runs.sha256(tokens_path),
-        docs_sha256=runs.sha256(docs_path),
+        tokens_sha256=hashlib.sha256(tokens).hexdigest(),
+        docs_sha256=hashlib.sha256(docs).hexdigest(),
     )
 
 

@@ -7,13 +7,14 @@ all preparation needs to be repeatable and to go on where it stopped.
 import gzip
 import json
 import lzma
+import platform
 import sysconfig
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 Split = Literal["train", "held_out"]
 
@@ -126,7 +127,8 @@ def standard_library() -> Source:
         for path in root.rglob("*.py")
         if not NOT_LIBRARY & set(path.relative_to(root).parts[:-1])
     )
-    return Source("stdlib", [SourceFile(p, p.relative_to(root).as_posix()) for p in paths])
+    files = [SourceFile(path, path.relative_to(root).as_posix()) for path in paths]
+    return Source("stdlib", files, {"python": platform.python_version()})
 
 
 # --- kinds of files ----------------------------------------------------------------------------
@@ -179,10 +181,30 @@ def _json_documents(
     return documents
 
 
-def _open_zst(path: Path) -> AbstractContextManager[Iterable[bytes]]:
+@contextmanager
+def _open_zst(path: Path) -> Iterator[Iterable[bytes]]:
+    with path.open("rb") as file:
+        yield _zst_lines(file)
+
+
+def _zst_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Lines of frame after frame; the library's own reader takes a cut-off frame for an end."""
     import zstandard
 
-    return zstandard.open(path, "rb")
+    frame, rest = zstandard.ZstdDecompressor().decompressobj(), b""
+    while block := file.read(2**20):
+        while block:
+            if frame.eof:
+                frame = zstandard.ZstdDecompressor().decompressobj()
+            try:
+                *lines, rest = (rest + frame.decompress(block)).split(b"\n")
+            except zstandard.ZstdError as error:
+                raise OSError(str(error)) from None
+            yield from lines
+            block = frame.unused_data
+    if not frame.eof:
+        raise EOFError("the last frame is not complete")
+    yield rest
 
 
 def _parquet_documents(path: Path) -> Iterator[str]:

@@ -1,0 +1,157 @@
+"""`mixerloop data` as a user runs it, and as a machine that is switched off runs it."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mixerloop.data.sources import standard_library
+from mixerloop.data.tokenizer import train_tokenizer
+
+CORPUS = os.environ.get("MIXERLOOP_CORPUS")
+KILLS = 10
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "mixerloop", "data", *map(str, arguments)]
+
+
+def data(*arguments, code=0):
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def refused(*arguments):
+    done = data(*arguments, code=2)
+    *progress, line = done.stderr.strip().splitlines()
+    assert set(progress) <= {"tokenising", "training a tokenizer"}
+    assert line.startswith("mixerloop: ")
+    return line
+
+
+def is_finished(folder):
+    return (folder / "manifest.json").exists() and not (folder / "preparing.json").exists()
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    texts = [next(file.documents()) for file in standard_library().files[:40]]
+    path = tmp_path_factory.mktemp("tokenizer") / "python.model"
+    path.write_bytes(train_tokenizer(texts, vocab_size=600))
+    return path
+
+
+@pytest.fixture(scope="module")
+def stdlib(tmp_path_factory, tokenizer):
+    folder = tmp_path_factory.mktemp("data") / "stdlib"
+    data("prepare", "stdlib", "--out", folder, "--tokenizer", tokenizer)
+    return folder
+
+
+def test_the_standard_library_is_prepared_verified_and_shown(stdlib):
+    verified = json.loads(data("verify", stdlib, "--json").stdout)
+    assert verified["verified"] is True
+    assert verified["train"]["tokens"] > 3_000_000
+    assert verified["held_out"]["documents"] > 10
+    shown = data("show", stdlib, "--samples", 1).stdout
+    assert "bytes per token" in shown
+    assert "--- held_out" in shown
+    source = json.loads((stdlib / "manifest.json").read_text())["source"]
+    assert source["python"] == sys.version.split()[0]
+    assert len(source["content_sha256"]) == 64
+
+
+def test_killed_at_ten_random_moments_and_continued_the_bytes_are_the_same(
+    stdlib, tokenizer, tmp_path
+):
+    moments = random.Random(0)
+    expected, killed, folder = contents(stdlib), 0, tmp_path / "again-0"
+    partly_done = 0
+    while killed < KILLS:
+        if is_finished(folder):
+            assert contents(folder) == expected
+            folder = tmp_path / f"again-{killed}"
+        process = subprocess.Popen(
+            command("prepare", "stdlib", "--out", folder, "--tokenizer", tokenizer),
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        time.sleep(moments.uniform(0.4, 2.0))
+        process.send_signal(signal.SIGKILL)
+        killed += process.wait() == -signal.SIGKILL
+        partly_done += 0 < len(list(folder.glob("*.tokens"))) < len(expected) // 2
+    assert partly_done > 0, "no kill fell into the work; the moments need changing"
+    if not is_finished(folder):
+        data("prepare", "stdlib", "--out", folder, "--tokenizer", tokenizer)
+    assert contents(folder) == expected
+
+
+def test_text_files_are_prepared_with_a_tokenizer_of_their_own(tmp_path):
+    for number in range(20):
+        (tmp_path / f"{number}.txt").write_text(f"once upon a time there were {number} foxes\n" * 9)
+    options = ["--vocab-size", 300, "--held-out-share", 0.2]
+    prepared = json.loads(
+        data("prepare", "text", tmp_path, *options, "--out", tmp_path / "out", "--json").stdout
+    )
+    assert prepared["train"]["documents"] + prepared["held_out"]["documents"] == 20
+    assert prepared["vocab_size"] <= 300
+    assert "foxes" in data("show", tmp_path / "out").stdout
+
+
+def test_hops_are_written_down_and_shown(tmp_path):
+    data("prepare", "hops", "--out", tmp_path / "hops", "--num-nodes", 5)
+    assert "|" in data("show", tmp_path / "hops", "--samples", 1).stdout
+    assert "sound" in data("verify", tmp_path / "hops").stdout
+    shown = json.loads(data("show", tmp_path / "hops", "--json").stdout)
+    assert shown["num_nodes"] == 5
+    assert len(shown["samples"]["train"]) == 2
+
+
+def test_bad_input_gets_one_line(tmp_path, tokenizer, stdlib):
+    out = ["--out", tmp_path / "out"]
+    (tmp_path / "bad.txt").write_bytes(b"\xff")
+    for arguments, message in [
+        (["prepare", "text", *out], "name the files or folders"),
+        (["prepare", "text", tmp_path / "gone", *out], "there is no such file or folder"),
+        (["prepare", "text", tmp_path / "bad.txt", *out, "--tokenizer", tokenizer], "not UTF-8"),
+        (["prepare", "stdlib", *out, "--workers", 0], "--workers must be at least 1"),
+        (["prepare", "stdlib", *out, "--vocab-size", 3], "vocab size must be from 260"),
+        (["prepare", "stdlib", *out, "--held-out-share", 2], "held-out share must be from 0"),
+        (["prepare", "stdlib", "--out", stdlib], "already prepared"),
+        (["prepare", "climbmix", "--shards", "9-0", "--from", tmp_path, *out], "--shards '9-0'"),
+        (["prepare", "climbmix", "--shards", "0", "--from", tmp_path, *out], "shard_00000.parquet"),
+        (["prepare", "hops", *out, "--num-nodes", 1], "hops.num_nodes must be from 2"),
+        (["verify", tmp_path], "prepare it with mixerloop data prepare"),
+        (["show", tmp_path / "gone"], "prepare it with mixerloop data prepare"),
+    ]:
+        assert message in refused(*arguments)
+
+
+@pytest.mark.data
+@pytest.mark.skipif(CORPUS is None, reason="MIXERLOOP_CORPUS does not name a folder of corpora")
+@pytest.mark.parametrize(
+    ("name", "train", "held_out"), [("tinystories", 12_223, 976), ("fairytales", 1_810, 81)]
+)
+def test_real_corpora_go_through_unchanged(tmp_path, name, train, held_out):
+    files = [Path(CORPUS or "") / f"{name}_{part}.jsonl.xz" for part in ("train", "valid")]
+    prepared = json.loads(
+        data(
+            *("prepare", "text", files[0], "--held-out-files", files[1]),
+            *("--out", tmp_path / "out", "--json"),
+        ).stdout
+    )
+    assert prepared["train"]["documents"] == train
+    assert prepared["held_out"]["documents"] == held_out
+    assert prepared["skipped"] == {"empty": 0, "held_out_also_in_training": 0}
+    data("verify", tmp_path / "out")

@@ -1,0 +1,256 @@
+import json
+import random
+
+import numpy as np
+import pytest
+
+from mixerloop import runs
+from mixerloop.data.batches import TokenWindows
+from mixerloop.data.prepare import Settings, hash_of, prepare
+from mixerloop.data.shards import TokenSplit, read_manifest, token_dtype, verify, write_shard
+from mixerloop.data.sources import Source, SourceFile, text_files
+from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
+
+WORDS = ["a", "tale", "of", "the", "old", "king", "who", "went", "far", "over", "hill", "and"]
+
+
+def story(seed, words=60):
+    generator = random.Random(seed)
+    return " ".join(generator.choice(WORDS) for _ in range(words)) + f" {seed}."
+
+
+@pytest.fixture(scope="module")
+def tokenizer_path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.model"
+    path.write_bytes(train_tokenizer((story(n) for n in range(200)), vocab_size=400))
+    return path
+
+
+def write_jsonl(path, texts):
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def run(source, folder, tokenizer_path, *, workers=1, **settings):
+    return prepare(
+        source,
+        folder,
+        settings=Settings(**settings),
+        tokenizer_path=tokenizer_path,
+        workers=workers,
+        progress=lambda what, done, total: None,
+    )
+
+
+def texts_of(folder, split):
+    """Every document of a split, decoded."""
+    tokens, tokenizer = TokenSplit(folder, split), Tokenizer(folder / runs.TOKENIZER)
+    starts = [start for start, _ in tokens.documents()]
+    ends = [*starts[1:], len(tokens)]
+    return [tokenizer.decode(tokens.read(a, b).tolist()) for a, b in zip(starts, ends, strict=True)]
+
+
+def test_every_document_comes_back_stripped_and_in_order(tmp_path, tokenizer_path):
+    texts = [story(n) for n in range(50)]
+    odd = ["  spaces kept   inside \n\n\tand tabs ", "Ünïcödé 漢字 ☃ \u200b", "x" * 5000]
+    path = write_jsonl(tmp_path / "a.jsonl", [*texts[:25], "", " \n ", *odd, *texts[25:]])
+    manifest = run(text_files([path], []), tmp_path / "out", tokenizer_path, held_out_share=0.0)
+    expected = [*texts[:25], *(text.strip() for text in odd), *texts[25:]]
+    assert texts_of(tmp_path / "out", "train") == expected
+    assert manifest.skipped == {"empty": 2, "held_out_also_in_training": 0}
+    assert sum(s.text_bytes for s in manifest.train) == sum(len(t.encode()) for t in expected)
+    assert manifest.held_out == ()
+    verify(tmp_path / "out")
+
+
+def test_a_document_longer_than_a_shard_is_kept_whole(tmp_path, tokenizer_path):
+    long = story(1, words=400_000)
+    assert len(long) > 1.5 * 2**20
+    path = write_jsonl(tmp_path / "a.jsonl", [story(2), long, story(3)])
+    manifest = run(text_files([path], []), tmp_path / "out", tokenizer_path, held_out_share=0.0)
+    assert [shard.documents for shard in manifest.train] == [1, 1, 1]
+    assert texts_of(tmp_path / "out", "train") == [story(2), long, story(3)]
+
+
+def test_duplicated_documents_never_cross_the_split(tmp_path, tokenizer_path):
+    texts = [story(n % 100) for n in range(400)]
+    path = write_jsonl(tmp_path / "a.jsonl", texts)
+    other = write_jsonl(tmp_path / "b.jsonl", [f"  {text}\n" for text in texts])
+    run(text_files([path, other], []), tmp_path / "out", tokenizer_path, held_out_share=0.3)
+    train, held_out = (set(texts_of(tmp_path / "out", s)) for s in ("train", "held_out"))
+    assert train | held_out == set(texts)
+    assert not train & held_out
+    assert 15 <= len(held_out) <= 45
+    verify(tmp_path / "out")
+
+
+def test_held_out_files_lose_what_training_has_too(tmp_path, tokenizer_path):
+    train = write_jsonl(tmp_path / "train.jsonl", [story(n) for n in range(50)])
+    held_out = write_jsonl(tmp_path / "valid.jsonl", [story(n) for n in range(45, 60)])
+    manifest = run(text_files([train], [held_out]), tmp_path / "out", tokenizer_path)
+    assert texts_of(tmp_path / "out", "train") == [story(n) for n in range(50)]
+    assert texts_of(tmp_path / "out", "held_out") == [story(n) for n in range(50, 60)]
+    assert manifest.skipped["held_out_also_in_training"] == 5
+    verify(tmp_path / "out")
+
+
+def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path, tokenizer_path):
+    files = [write_jsonl(tmp_path / f"{n}.jsonl", [story(n, 150_000)] * 2) for n in range(4)]
+    contents = []
+    for workers in (1, 3):
+        folder = tmp_path / f"out-{workers}"
+        run(text_files(files, []), folder, tokenizer_path, workers=workers, held_out_share=0.5)
+        contents.append({p.name: p.read_bytes() for p in folder.iterdir()})
+    assert contents[0] == contents[1]
+    assert len(contents[0]) > 8
+
+
+def test_a_trained_tokenizer_is_the_same_each_time_and_writes_any_text():
+    models = [train_tokenizer((story(n) for n in range(100)), vocab_size=350) for _ in range(2)]
+    assert models[0] == models[1]
+
+
+def test_a_source_without_text_is_refused(tmp_path, tokenizer_path):
+    path = write_jsonl(tmp_path / "a.jsonl", ["", " "])
+    for name, tokenizer in (("given", tokenizer_path), ("trained", None)):
+        with pytest.raises(ValueError, match="no training document that is not empty"):
+            run(text_files([path], []), tmp_path / name, tokenizer)
+
+
+def test_a_broken_file_is_named_and_can_be_mended(tmp_path, tokenizer_path):
+    good = write_jsonl(tmp_path / "a.jsonl", [story(1)])
+    bad = tmp_path / "b.jsonl"
+    bad.write_text('{"text": 33}\n'.ljust(30))
+    with pytest.raises(ValueError, match=r"b\.jsonl, line 1"):
+        run(text_files([good, bad], []), tmp_path / "out", tokenizer_path)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    bad.write_text('{"text": "now good"}\n'.ljust(30))
+    run(text_files([good, bad], []), tmp_path / "out", tokenizer_path, held_out_share=0.01)
+    assert "now good" in texts_of(tmp_path / "out", "train")
+
+
+def test_a_folder_begun_otherwise_or_in_use_is_refused(tmp_path, tokenizer_path):
+    path = write_jsonl(tmp_path / "a.jsonl", [story(1)])
+    source = text_files([path], [])
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("mine")
+    with pytest.raises(ValueError, match="other: is not empty"):
+        run(source, tmp_path / "other", tokenizer_path)
+    broken = Source("text", [*source.files, SourceFile(tmp_path / "a.jsonl", "b.csv")])
+    broken.files[1] = SourceFile(write_jsonl(tmp_path / "c.csv", []), "c.csv")
+    with pytest.raises(ValueError, match="unknown kind of file"):
+        run(broken, tmp_path / "out", tokenizer_path)
+    with pytest.raises(ValueError, match="was begun with other files or settings"):
+        run(source, tmp_path / "out", tokenizer_path)
+    run(source, tmp_path / "done", tokenizer_path)
+    with pytest.raises(ValueError, match="done: already prepared"):
+        run(source, tmp_path / "done", tokenizer_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"held_out_share": 1.0}, "held-out share"), ({"vocab_size": 10}, "vocab size")],
+)
+def test_settings_that_cannot_be_meant_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Settings(**settings)
+
+
+# --- what was written ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def prepared(tmp_path, tokenizer_path):
+    files = [write_jsonl(tmp_path / f"{n}.jsonl", [story(n, 120_000), story(n)]) for n in range(3)]
+    run(text_files(files, []), tmp_path / "out", tokenizer_path, held_out_share=0.4)
+    return tmp_path / "out"
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: flip(next(f.glob("train-*.tokens"))), r"\.tokens: damaged, its sha256"),
+        (lambda f: flip(next(f.glob("train-*.docs"))), r"\.docs: damaged, its sha256"),
+        (lambda f: next(f.glob("train-*.docs")).unlink(), r"\.docs: missing"),
+        (
+            lambda f: (f / "tokenizer.model").write_bytes(
+                train_tokenizer((story(n) for n in range(9)), vocab_size=300)
+            ),
+            "not the tokenizer the shards were made with",
+        ),
+        (lambda f: (f / "manifest.json").write_text("{"), r"manifest\.json: cannot read"),
+        (lambda f: (f / "manifest.json").write_text("[]"), "not a manifest"),
+        (lambda f: (f / "manifest.json").write_text('{"a": 1}'), "unknown key a"),
+        (lambda f: (f / "manifest.json").unlink(), "prepare it with mixerloop data prepare"),
+    ],
+)
+def test_damage_is_named(prepared, damage, message):
+    verify(prepared)
+    damage(prepared)
+    with pytest.raises(ValueError, match=message):
+        verify(prepared)
+
+
+def test_a_truncated_shard_is_refused_when_it_is_opened(prepared):
+    path = next(prepared.glob("train-*.tokens"))
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(ValueError, match=rf"{path.name}: \d+ bytes, the manifest says"):
+        TokenSplit(prepared, "train")
+
+
+def test_a_document_in_both_splits_is_found(prepared):
+    manifest = read_manifest(prepared)
+    names = [manifest.train[0].name, manifest.held_out[0].name]
+    for suffix in ("tokens", "docs"):
+        (prepared / f"{names[1]}.{suffix}").write_bytes(
+            (prepared / f"{names[0]}.{suffix}").read_bytes()
+        )
+    text = (prepared / "manifest.json").read_text()
+    data = json.loads(text)
+    data["held_out"][0] = data["train"][0] | {"name": names[1]}
+    (prepared / "manifest.json").write_text(json.dumps(data))
+    with pytest.raises(ValueError, match="documents are in both splits"):
+        verify(prepared)
+
+
+def test_a_split_reads_as_one_array_across_its_shards(prepared):
+    tokens = TokenSplit(prepared, "train")
+    assert len(tokens.shards) > 1
+    whole = np.concatenate(
+        [np.fromfile(prepared / f"{s.name}.tokens", dtype="<u2") for s in tokens.shards]
+    )
+    assert np.array_equal(tokens.read(0, len(tokens)), whole)
+    border = tokens.shards[0].tokens
+    assert np.array_equal(tokens.read(border - 3, border + 3), whole[border - 3 : border + 3])
+    windows = TokenWindows(tokens, 7)
+    index = border // 7
+    inputs, labels = windows.read(np.array([index]))
+    assert np.array_equal(inputs[0], whole[7 * index : 7 * index + 7])
+    assert np.array_equal(labels[0], whole[7 * index + 1 : 7 * index + 8])
+    assert windows.num_windows == (len(whole) - 1) // 7
+    with pytest.raises(ValueError, match="were asked for"):
+        tokens.read(0, len(tokens) + 1)
+    with pytest.raises(ValueError, match="do not fill a window"):
+        TokenWindows(tokens, len(tokens))
+
+
+def test_large_vocabularies_take_four_bytes(tmp_path):
+    assert token_dtype(2**16) == np.dtype("<u2")
+    assert token_dtype(2**16 + 1) == np.dtype("<u4")
+    shard = write_shard(
+        tmp_path, "a", documents=[np.array([1, 70_000])], hashes=[2**64 - 1], text_bytes=3,
+        dtype=token_dtype(100_000),
+    )  # fmt: skip
+    assert np.fromfile(tmp_path / "a.tokens", "<u4").tolist() == [1, 70_000]
+    assert shard.tokens == 2
+
+
+def test_the_hash_is_that_of_the_text():
+    assert hash_of("a") == hash_of("a") != hash_of("b")
+    assert 0 <= hash_of("a") < 2**64
