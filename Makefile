@@ -34,15 +34,16 @@ check: setup
 
 study: setup
 	@echo "Training and the study of trained models are still to come."
-	@echo "This is what can be measured before: the cost of each loop, and decoding from fresh weights."
+	@echo "This is what can be done before: the cost of each loop, data, and decoding from fresh weights."
 	@echo
 	@$(BIN)/mixerloop describe 15m
 	@echo
 	@$(BIN)/mixerloop describe 110m
 	@echo
-	@rm -rf runs/first-look && mkdir -p runs
-	@$(BIN)/mixerloop init nano --out runs/first-look
-	@$(BIN)/mixerloop generate runs/first-look --prompt-tokens 1 2 3 --max-tokens 30
+	@rm -rf runs/first-look && mkdir -p runs/first-look
+	@$(BIN)/mixerloop data prepare stdlib --out runs/first-look/stdlib
+	@$(BIN)/mixerloop init nano --tokenizer runs/first-look/stdlib/tokenizer.model --out runs/first-look/fresh
+	@$(BIN)/mixerloop generate runs/first-look/fresh --prompt "import" --max-tokens 30
 	@echo
 	@$(BIN)/mixerloop describe 15m --picture runs/first-look/loops.svg --json > runs/first-look/cost.json
 	@echo "done: the loops as a picture in runs/first-look/loops.svg, their cost in runs/first-look/cost.json"
@@ -50,6 +51,7 @@ study: setup
 bench: setup
 	$(BIN)/python benchmarks/operator_memory.py
 	$(BIN)/python benchmarks/decode.py
+	$(BIN)/python benchmarks/data.py
 
 picture: setup
 	$(BIN)/python docs/images/loops.py

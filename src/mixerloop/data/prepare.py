@@ -414,7 +414,7 @@ def _finish(
 
 
 def _clean(folder: Path) -> None:
-    """Remove what was needed on the way; the plan goes last, so that a kill leaves the rest to do."""
+    """Remove what was needed on the way; the plan last, so that a kill leaves the rest to do."""
     shutil.rmtree(folder / RECORDS, ignore_errors=True)
     (folder / EXCLUDED).unlink(missing_ok=True)
     for partial in folder.glob(".*.partial"):
