@@ -37,7 +37,7 @@ def prepared(folder: Path, tokenizer: Path | None, source: Source) -> Path:
     preparing.prepare(
         source,
         folder,
-        settings=preparing.Settings(),
+        settings=preparing.Settings(held_out_share=0.05, vocab_size=4096),
         tokenizer_path=tokenizer,
         workers=1,
         progress=lambda what, done, total: None,
@@ -53,6 +53,8 @@ def tokenising(folder: Path) -> dict[str, float]:
     texts = [text.strip() for file in source.files for text in file.documents() if text.strip()]
     num_tokens = sum(len(tokenizer.encode(text)) for text in texts)
 
+    groups = preparing._groups(source, preparing._plan(source, preparing.Settings(), None))
+
     def bare() -> None:
         for text in texts:
             tokenizer.encode(text)
@@ -62,11 +64,11 @@ def tokenising(folder: Path) -> dict[str, float]:
         shutil.copy(tokenizer_path, out)
         preparing._worker.update(
             folder=out,
-            settings=preparing.Settings(),
+            settings=preparing.Settings(held_out_share=0.05),
             tokenizer=tokenizer,
             excluded=np.empty(0, "<u8"),
         )
-        for group in preparing._groups(source, preparing.SMALLEST_PIECE):
+        for group in groups:
             for index, piece in enumerate(preparing._pieces(group, preparing.SMALLEST_PIECE)):
                 preparing._prepare_piece(piece, None, group.index, index)
 

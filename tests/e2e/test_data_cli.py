@@ -110,11 +110,11 @@ def test_text_files_are_prepared_with_a_tokenizer_of_their_own(tmp_path):
 
 
 def test_hops_are_written_down_and_shown(tmp_path):
-    data("prepare", "hops", "--out", tmp_path / "hops", "--num-nodes", 5)
+    data("prepare", "hops", "--out", tmp_path / "hops", "--num-nodes", 7)
     assert "|" in data("show", tmp_path / "hops", "--samples", 1).stdout
     assert "sound" in data("verify", tmp_path / "hops").stdout
     shown = json.loads(data("show", tmp_path / "hops", "--json").stdout)
-    assert shown["num_nodes"] == 5
+    assert shown["num_nodes"] == 7
     assert len(shown["samples"]["train"]) == 2
 
 
@@ -124,11 +124,17 @@ def test_bad_input_gets_one_line(tmp_path, tokenizer, stdlib):
     for arguments, message in [
         (["prepare", "text", *out], "name the files or folders"),
         (["prepare", "text", tmp_path / "gone", *out], "there is no such file or folder"),
-        (["prepare", "text", tmp_path / "bad.txt", *out, "--tokenizer", tokenizer], "not UTF-8"),
         (["prepare", "stdlib", *out, "--workers", 0], "--workers must be at least 1"),
         (["prepare", "stdlib", *out, "--vocab-size", 3], "vocab size must be from 260"),
         (["prepare", "stdlib", *out, "--held-out-share", 2], "held-out share must be from 0"),
         (["prepare", "stdlib", "--out", stdlib], "already prepared"),
+        (["prepare", "climbmix", "--out", stdlib], "already prepared"),
+        (["prepare", "climbmix", *out, "--tokenizer", "gone"], "gone: there is no such tokenizer"),
+        (["prepare", "stdlib", *out, "--tokenizer", tokenizer, "--vocab-size", 300], "leave --voc"),
+        (
+            ["prepare", "text", stdlib, *out, "--held-out-files", stdlib, "--held-out-share", 0.1],
+            "not both",
+        ),
         (["prepare", "climbmix", "--shards", "9-0", "--from", tmp_path, *out], "--shards '9-0'"),
         (["prepare", "climbmix", "--shards", "0", "--from", tmp_path, *out], "shard_00000.parquet"),
         (["prepare", "hops", *out, "--num-nodes", 1], "hops.num_nodes must be from 2"),
@@ -136,6 +142,9 @@ def test_bad_input_gets_one_line(tmp_path, tokenizer, stdlib):
         (["show", tmp_path / "gone"], "prepare it with mixerloop data prepare"),
     ]:
         assert message in refused(*arguments)
+        assert not (tmp_path / "out").exists()
+    bad = ["prepare", "text", tmp_path / "bad.txt", *out, "--tokenizer", tokenizer]
+    assert "bad.txt: not UTF-8 at byte 0" in refused(*bad)
 
 
 @pytest.mark.data

@@ -8,8 +8,8 @@ from mixerloop.data.hops import NOT_SCORED, Hops, HopsSettings, write_hops
 
 settings = st.builds(
     HopsSettings,
-    num_nodes=st.integers(2, 12),
-    num_queries=st.integers(1, 10),
+    num_nodes=st.integers(7, 12),
+    num_queries=st.integers(8, 10),
     max_hops=st.integers(1, 6),
     seed=st.integers(0, 1000),
 )
@@ -64,12 +64,12 @@ def test_hops_and_nodes_are_drawn_evenly():
 
 
 def test_a_folder_stands_for_the_task(tmp_path):
-    write_hops(tmp_path / "hops", HopsSettings(num_nodes=5))
+    write_hops(tmp_path / "hops", HopsSettings(num_nodes=7))
     windows = open_windows(tmp_path / "hops", "train", context=None)
-    assert windows.vocab_size == 9
+    assert windows.vocab_size == 11
     batch = Batches(windows=windows, seed=0, global_batch=4).read(0)
     assert batch.inputs.shape == (4, windows.context)
-    with pytest.raises(ValueError, match="its sequences have 33 tokens, not 128"):
+    with pytest.raises(ValueError, match="its sequences have 37 tokens, not 128"):
         open_windows(tmp_path / "hops", "train", context=128)
     (tmp_path / "hops" / "manifest.json").write_text(
         '{"format": "mixerloop-hops-1", "settings": {"num_nodes": 1}}'
@@ -80,3 +80,11 @@ def test_a_folder_stands_for_the_task(tmp_path):
 
 def test_the_held_out_set_is_finite():
     assert Hops(HopsSettings(), "held_out").num_windows == 4096
+
+
+def test_a_puzzle_that_repeats_itself_is_refused():
+    with pytest.raises(ValueError, match="so small a puzzle repeats itself"):
+        HopsSettings(num_nodes=3, num_queries=1)
+    held_out = Hops(HopsSettings(), "held_out").sequences(np.arange(4096))[0]
+    train = Hops(HopsSettings(), "train").sequences(np.arange(50_000))[0]
+    assert not {row.tobytes() for row in held_out} & {row.tobytes() for row in train}

@@ -3,10 +3,20 @@ import random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mixerloop import runs
 from mixerloop.data.batches import TokenWindows
-from mixerloop.data.prepare import Settings, hash_of, prepare
+from mixerloop.data.prepare import (
+    WORD_MARK,
+    Settings,
+    _alone_in,
+    _sample,
+    canonical,
+    hash_of,
+    prepare,
+)
 from mixerloop.data.shards import TokenSplit, read_manifest, token_dtype, verify, write_shard
 from mixerloop.data.sources import Source, SourceFile, text_files
 from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
@@ -32,6 +42,10 @@ def write_jsonl(path, texts):
 
 
 def run(source, folder, tokenizer_path, *, workers=1, **settings):
+    if not any(file.split for file in source.files):
+        settings.setdefault("held_out_share", 0.01)
+    if tokenizer_path is None:
+        settings.setdefault("vocab_size", 300)
     return prepare(
         source,
         folder,
@@ -45,7 +59,7 @@ def run(source, folder, tokenizer_path, *, workers=1, **settings):
 def texts_of(folder, split):
     """Every document of a split, decoded."""
     tokens, tokenizer = TokenSplit(folder, split), Tokenizer(folder / runs.TOKENIZER)
-    starts = [start for start, _ in tokens.documents()]
+    starts = tokens.document_starts().tolist()
     ends = [*starts[1:], len(tokens)]
     return [tokenizer.decode(tokens.read(a, b).tolist()) for a, b in zip(starts, ends, strict=True)]
 
@@ -105,9 +119,41 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path, tokenizer_pa
     assert len(contents[0]) > 8
 
 
-def test_a_trained_tokenizer_is_the_same_each_time_and_writes_any_text():
+def test_a_trained_tokenizer_is_the_same_each_time():
     models = [train_tokenizer((story(n) for n in range(100)), vocab_size=350) for _ in range(2)]
     assert models[0] == models[1]
+
+
+@given(st.text(st.characters(exclude_characters=WORD_MARK, exclude_categories=["Cs"])))
+def test_any_text_but_the_word_mark_comes_back_as_it_was(tokenizer_path, text):
+    tokenizer = Tokenizer(tokenizer_path)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("text", ["<s> </s> <unk>", "<0x0A>", "a\0b", " a  b\t\r\n", "\n\n"])
+def test_text_that_looks_like_a_token_is_still_text(tokenizer_path, text):
+    tokenizer = Tokenizer(tokenizer_path)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_the_word_mark_is_read_as_a_space_and_hashed_as_one():
+    assert canonical(f" a{WORD_MARK}b{WORD_MARK}") == "a b"
+
+
+def test_a_vocabulary_too_small_for_the_text_says_so(tmp_path):
+    text = "".join(chr(0x4E00 + n) for n in range(2000))
+    path = write_jsonl(tmp_path / "a.jsonl", [text, text + "x"])
+    with pytest.raises(ValueError, match="a vocabulary of 300 is too small for the characters"):
+        run(text_files([path], []), tmp_path / "out", None, held_out_share=0.0)
+    run(text_files([path], []), tmp_path / "out", None, held_out_share=0.0, vocab_size=4096)
+
+
+def test_small_files_leave_their_share_of_the_sample_to_large_ones(tmp_path):
+    small = [write_jsonl(tmp_path / f"{n}.jsonl", ["tiny"]) for n in range(50)]
+    large = write_jsonl(tmp_path / "large.jsonl", [story(n, 100_000) for n in range(4)])
+    source = text_files([large, *small], [])
+    sampled = sum(map(len, _sample(source, Settings(held_out_share=0.0))))
+    assert sampled == 50 * 4 + sum(len(story(n, 100_000)) for n in range(4))
 
 
 def test_a_source_without_text_is_refused(tmp_path, tokenizer_path):
@@ -118,18 +164,85 @@ def test_a_source_without_text_is_refused(tmp_path, tokenizer_path):
 
 
 def test_a_broken_file_is_named_and_can_be_mended(tmp_path, tokenizer_path):
-    good = write_jsonl(tmp_path / "a.jsonl", [story(1)])
+    good = write_jsonl(tmp_path / "a.jsonl", [story(1, 400_000)])
     bad = tmp_path / "b.jsonl"
-    bad.write_text('{"text": 33}\n'.ljust(30))
-    with pytest.raises(ValueError, match=r"b\.jsonl, line 1"):
-        run(text_files([good, bad], []), tmp_path / "out", tokenizer_path)
+    bad.write_text('{"text": "was there before"}\n{"text": 33}\n')
+    source = text_files([good, bad], [])
+    with pytest.raises(ValueError, match=r"b\.jsonl, line 2"):
+        run(source, tmp_path / "out", tokenizer_path, held_out_share=0.0)
     assert not (tmp_path / "out" / "manifest.json").exists()
-    bad.write_text('{"text": "now good"}\n'.ljust(30))
-    run(text_files([good, bad], []), tmp_path / "out", tokenizer_path, held_out_share=0.01)
-    assert "now good" in texts_of(tmp_path / "out", "train")
+    bad.write_text('{"text": "now it is good, and longer than it was before"}\n')
+    run(source, tmp_path / "out", tokenizer_path, held_out_share=0.0)
+    assert texts_of(tmp_path / "out", "train") == [
+        story(1, 400_000),
+        "now it is good, and longer than it was before",
+    ]
+    assert sorted(p.suffix for p in (tmp_path / "out").iterdir()) == [
+        *(".docs", ".docs", ".json", ".model", ".tokens", ".tokens")
+    ]
 
 
-def test_a_folder_begun_otherwise_or_in_use_is_refused(tmp_path, tokenizer_path):
+def test_a_file_that_changed_since_it_was_read_is_read_again(tmp_path, tokenizer_path):
+    first = write_jsonl(tmp_path / "a.jsonl", ["AAAA" * 300_000])
+    bad = tmp_path / "b.jsonl"
+    bad.write_text("{")
+    source = text_files([first, bad], [])
+    with pytest.raises(ValueError, match="not JSON"):
+        run(source, tmp_path / "out", tokenizer_path, held_out_share=0.0)
+    write_jsonl(first, ["BBBB" * 300_000])
+    bad.write_text('{"text": "b"}')
+    manifest = run(source, tmp_path / "out", tokenizer_path, held_out_share=0.0)
+    assert texts_of(tmp_path / "out", "train") == ["BBBB" * 300_000, "b"]
+    assert manifest.source["files"][0]["sha256"] == runs.sha256(first)
+
+
+class Killed(BaseException):
+    """Not an error anything would catch and tidy up after."""
+
+
+@pytest.mark.parametrize("given_tokenizer", [True, False])
+def test_killed_before_any_write_it_goes_on_to_the_same_bytes(
+    tmp_path, tokenizer_path, monkeypatch, given_tokenizer
+):
+    train = write_jsonl(tmp_path / "train.jsonl", [story(n) for n in range(40)])
+    held_out = write_jsonl(tmp_path / "valid.jsonl", [story(n) for n in range(35, 45)])
+    source = text_files([train], [held_out])
+    tokenizer = tokenizer_path if given_tokenizer else None
+    run(source, tmp_path / "whole", tokenizer)
+    expected = {p.name: p.read_bytes() for p in (tmp_path / "whole").iterdir()}
+    write_file, survived, deadly = runs.write_file, False, 0
+    for deadly in range(20):
+        folder, writes = tmp_path / f"killed-{deadly}", iter(range(100))
+
+        def write(path, content, writes=writes, deadly=deadly):
+            if next(writes) == deadly:
+                write_file(path.with_name(f".{path.name}.1.partial"), b"half")
+                raise Killed
+            write_file(path, content)
+
+        monkeypatch.setattr(runs, "write_file", write)
+        try:
+            run(source, folder, tokenizer)
+            survived = True
+        except Killed:
+            monkeypatch.setattr(runs, "write_file", write_file)
+            run(source, folder, tokenizer)
+        assert {p.name: p.read_bytes() for p in folder.iterdir()} == expected
+        if survived:
+            break
+    assert survived
+    assert deadly >= 7
+
+
+def test_a_folder_another_process_prepares_is_refused(tmp_path, tokenizer_path):
+    source = text_files([write_jsonl(tmp_path / "a.jsonl", [story(1)])], [])
+    refusal = pytest.raises(ValueError, match="is being prepared by another process")
+    with _alone_in(tmp_path / "out"), refusal:
+        run(source, tmp_path / "out", tokenizer_path)
+    run(source, tmp_path / "out", tokenizer_path)
+
+
+def test_a_folder_begun_otherwise_or_filled_is_refused(tmp_path, tokenizer_path):
     path = write_jsonl(tmp_path / "a.jsonl", [story(1)])
     source = text_files([path], [])
     (tmp_path / "other").mkdir()
@@ -178,6 +291,12 @@ def flip(path):
         (lambda f: flip(next(f.glob("train-*.tokens"))), r"\.tokens: damaged, its sha256"),
         (lambda f: flip(next(f.glob("train-*.docs"))), r"\.docs: damaged, its sha256"),
         (lambda f: next(f.glob("train-*.docs")).unlink(), r"\.docs: missing"),
+        (
+            lambda f: (f / "manifest.json").write_text(
+                (f / "manifest.json").read_text().replace("<u2", "<u4")
+            ),
+            "ids are not held in <u4",
+        ),
         (
             lambda f: (f / "tokenizer.model").write_bytes(
                 train_tokenizer((story(n) for n in range(9)), vocab_size=300)

@@ -50,6 +50,9 @@ def test_parquet_gives_its_text_column_row_group_by_row_group(tmp_path):
     write_parquet(path, TEXTS, column="body")
     with pytest.raises(ValueError, match=r"a\.parquet: has no column called text"):
         documents(path)
+    write_parquet(path, [1, 2])
+    with pytest.raises(ValueError, match=r"a\.parquet: its column text holds int64"):
+        documents(path)
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(ValueError, match=r"a\.parquet: not a readable parquet file"):
         documents(path)
@@ -64,6 +67,9 @@ def test_parquet_gives_its_text_column_row_group_by_row_group(tmp_path):
         ("a.jsonl", b'{"body": "a"}\n', r'a\.jsonl, line 1: not an object with a "text"'),
         ("a.jsonl", b"[1]\n", r'a\.jsonl, line 1: not an object with a "text"'),
         ("a.jsonl", b'\n\n{"text": 3}\n', r'a\.jsonl, line 3: not an object with a "text"'),
+        ("a.jsonl", b'{"text": "\\ud800"}\n', r"a\.jsonl, document 1: holds half of a surrogate"),
+        ("a.jsonl", b'{"text": ' + b"9" * 5000 + b"}", r"a\.jsonl, line 1: not JSON"),
+        ("a.jsonl", b"[" * 100_000, r"a\.jsonl, line 1: not JSON"),
         ("a.jsonl.xz", b"not xz", r"a\.jsonl\.xz, after line 0: damaged"),
         ("a.csv", b"", r"a\.csv: unknown kind of file; known: \.txt"),
     ],
@@ -86,7 +92,8 @@ def test_folders_are_searched_in_a_fixed_order(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
     names = [file.name for file in text_files([tmp_path], []).files]
-    assert names == ["a.jsonl", "b/1.txt", "b/2.txt"]
+    root = tmp_path.name
+    assert names == [f"{root}/a.jsonl", f"{root}/b/1.txt", f"{root}/b/2.txt"]
 
 
 def test_files_that_are_not_there_or_not_told_apart_are_refused(tmp_path):
@@ -98,8 +105,9 @@ def test_files_that_are_not_there_or_not_told_apart_are_refused(tmp_path):
     for folder in ("x", "y"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.txt").write_text("")
-    with pytest.raises(ValueError, match=r"two files are called a\.txt"):
-        text_files([tmp_path / "x", tmp_path / "y"], [])
+    assert len(text_files([tmp_path / "x"], [tmp_path / "y"]).files) == 2
+    with pytest.raises(ValueError, match=r"would both be called a\.txt"):
+        text_files([tmp_path / "x" / "a.txt", tmp_path / "y" / "a.txt"], [])
 
 
 def test_the_standard_library_is_real_text_without_tests():
@@ -123,6 +131,21 @@ def test_climbmix_is_some_shards_and_the_held_out_one(tmp_path):
     ]
     with pytest.raises(ValueError, match=r"shard_00005\.parquet: missing"):
         climbmix(range(5, 6), tmp_path)
+    with pytest.raises(ValueError, match="training shards are 0 to 6541; 6542 is held out"):
+        climbmix(range(6541, 6543), tmp_path)
+
+
+def test_any_flipped_bit_in_an_archive_is_named_or_harmless(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    content = gzip.compress(LINES.encode())
+    for place in range(len(content)):
+        broken = bytearray(content)
+        broken[place] ^= 16
+        path.write_bytes(broken)
+        try:
+            assert documents(path) == TEXTS
+        except ValueError as error:
+            assert "a.jsonl.gz" in str(error)
 
 
 def test_a_download_that_fails_says_so_in_one_line(tmp_path):

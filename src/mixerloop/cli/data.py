@@ -39,6 +39,9 @@ HOPS_HELP = (
     "A task made on the fly that needs one look-up after another; only settings are written."
 )
 
+DEFAULT_VOCAB_SIZE = 4096
+DEFAULT_HELD_OUT_SHARE = 0.01
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Tokens:
@@ -48,18 +51,32 @@ class _Tokens:
     """The folder to make, or to go on with."""
     tokenizer: Path | None = None
     """A SentencePiece model; one is trained on the source where none is given."""
-    vocab_size: int = 4096
-    """Size of the tokenizer to train."""
+    vocab_size: int | None = None
+    """Size of the tokenizer to train, 4,096 unless you say otherwise."""
     workers: int = os.cpu_count() or 1
     """Processes that tokenise; the result does not depend on it."""
     json: bool = False
     """Print JSON for programs."""
 
-    def _prepare(self, source: "Source", settings: "Settings") -> None:
-        from mixerloop.data.prepare import prepare
+    def _settings(self, held_out_share: float | None) -> "Settings":
+        """What is cheap to check comes first: a source may be downloaded next."""
+        from mixerloop.data.prepare import Settings, check_free
+        from mixerloop.data.tokenizer import Tokenizer
 
         if self.workers < 1:
             raise ValueError(f"--workers must be at least 1, got {self.workers}")
+        check_free(self.out)
+        if self.tokenizer is None:
+            size = DEFAULT_VOCAB_SIZE if self.vocab_size is None else self.vocab_size
+            return Settings(held_out_share=held_out_share, vocab_size=size)
+        if self.vocab_size is not None:
+            raise ValueError("--tokenizer has its own size; leave --vocab-size out")
+        Tokenizer(self.tokenizer)
+        return Settings(held_out_share=held_out_share)
+
+    def _prepare(self, source: "Source", settings: "Settings") -> None:
+        from mixerloop.data.prepare import prepare
+
         manifest = prepare(
             source,
             self.out,
@@ -86,11 +103,10 @@ class Climbmix(_Tokens):
 
     def run(self) -> None:
         """Prepare ClimbMix."""
-        from mixerloop.data.prepare import Settings
         from mixerloop.data.sources import climbmix
 
-        source = climbmix(_range(self.shards), self.from_)
-        self._prepare(source, Settings(vocab_size=self.vocab_size))
+        settings = self._settings(held_out_share=None)
+        self._prepare(climbmix(_range(self.shards), self.from_), settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,17 +117,19 @@ class Text(_Tokens):
     """Files, or folders that are searched for them."""
     held_out_files: list[Path] = field(default_factory=list)
     """Files that are held out whole; without any, documents are held out by their hash."""
-    held_out_share: float = 0.01
-    """Share of the documents that is held out by hash."""
+    held_out_share: float | None = None
+    """Share of the documents that is held out by hash, 0.01 unless you say otherwise."""
 
     def run(self) -> None:
         """Prepare text files."""
-        from mixerloop.data.prepare import Settings
         from mixerloop.data.sources import text_files
 
         if not self.paths:
             raise ValueError("name the files or folders to prepare")
-        settings = Settings(held_out_share=self.held_out_share, vocab_size=self.vocab_size)
+        if self.held_out_files and self.held_out_share is not None:
+            raise ValueError("give --held-out-files or --held-out-share, not both")
+        share = DEFAULT_HELD_OUT_SHARE if self.held_out_share is None else self.held_out_share
+        settings = self._settings(None if self.held_out_files else share)
         self._prepare(text_files(self.paths, self.held_out_files), settings)
 
 
@@ -124,11 +142,9 @@ class Stdlib(_Tokens):
 
     def run(self) -> None:
         """Prepare the standard library."""
-        from mixerloop.data.prepare import Settings
         from mixerloop.data.sources import standard_library
 
-        settings = Settings(held_out_share=self.held_out_share, vocab_size=self.vocab_size)
-        self._prepare(standard_library(), settings)
+        self._prepare(standard_library(), self._settings(self.held_out_share))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ text, and only they are scored. One look-up answers one hop; k hops take k look-
 Token ids: nodes from 0, then `[1]`, `[2]`, ... Sequence i of a split depends on settings and i.
 """
 
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from mixerloop.data.sources import Split
 
 FORMAT = "mixerloop-hops-1"
 NOT_SCORED = -100  # torch's own label for positions without a target
+SMALLEST_LOG2_SEQUENCES = 40  # 10^7 training sequences then meet 4,096 held-out ones 0.04 times
 NUM_SEQUENCES = {"train": 2**40, "held_out": 2**12}
 """Training never sees a sequence twice; the held-out ones are a fixed set."""
 
@@ -40,6 +42,13 @@ class HopsSettings:
         for name, least in (("num_nodes", 2), ("num_queries", 1), ("max_hops", 1), ("seed", 0)):
             if not least <= (value := getattr(self, name)) <= 2**20:
                 raise ValueError(f"hops.{name} must be from {least} to 2^20, got {value}")
+        if self.log2_sequences() < SMALLEST_LOG2_SEQUENCES:
+            raise ValueError("so small a puzzle repeats itself, and what is held out is trained on")
+
+    def log2_sequences(self) -> float:
+        """The number of different sequences, in bits."""
+        orders = 2 * math.lgamma(self.num_nodes + 1) / math.log(2)
+        return orders + self.num_queries * math.log2(self.num_nodes * self.max_hops)
 
 
 class Hops:

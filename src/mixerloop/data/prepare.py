@@ -6,6 +6,7 @@ the records, skips what is done and does the rest; the bytes that come out depen
 interruptions nor on the number of workers.
 """
 
+import fcntl
 import hashlib
 import multiprocessing
 import os
@@ -14,9 +15,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -39,9 +42,10 @@ from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
 PLAN = "preparing.json"
 RECORDS = "records"
 EXCLUDED = "excluded.docs"
-SMALLEST_PIECE, LARGEST_PIECE = 2**20, 2**26  # bytes of text in a shard
+SMALLEST_PIECE, LARGEST_PIECE = 2**20, 2**26  # characters of text in a shard
 PIECES = 64  # about as many as a source is cut into, within those bounds
-SAMPLE_BYTES = 2**24  # text a tokenizer is trained on
+SAMPLE_CHARACTERS = 2**24  # of text that a tokenizer is trained on
+WORD_MARK = "\u2581"  # SentencePiece's own sign for a space, which it cannot tell from one
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
@@ -49,18 +53,18 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What preparation does with a source."""
+    """What preparation does with a source; None for what the source or a tokenizer decides."""
 
-    held_out_share: float = 0.01
+    held_out_share: float | None = None
     """Share of documents held out by their hash, where files do not decide."""
-    vocab_size: int = 4096
+    vocab_size: int | None = None
     """Size of the tokenizer to train, where none is given."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        if not 0 <= self.held_out_share < 1:
+        if self.held_out_share is not None and not 0 <= self.held_out_share < 1:
             raise ValueError(f"held-out share must be from 0 to 1, got {self.held_out_share}")
-        if not 260 <= self.vocab_size <= 2**24:
+        if self.vocab_size is not None and not 260 <= self.vocab_size <= 2**24:
             raise ValueError(f"vocab size must be from 260 to 2^24, got {self.vocab_size}")
 
 
@@ -94,76 +98,109 @@ def prepare(
     """Prepare a source into a folder, or go on with what was begun there."""
     if not source.files:
         raise ValueError("the source has no files")
-    plan = _plan(source, settings, tokenizer_path)
-    if _begin(folder, plan) == "only cleaning is left":
+    check_free(folder)
+    with _alone_in(folder):
+        plan = _plan(source, settings, tokenizer_path)
+        if (folder / PLAN).exists():
+            plan = _same_plan(folder, plan)
+        if not (folder / MANIFEST).exists():
+            tokenizer = _tokenizer(source, folder, settings, tokenizer_path, plan, progress)
+            groups = _groups(source, plan)
+            _work(folder, settings, plan, groups, workers, progress)
+            _finish(folder, source, settings, tokenizer, groups)
         _clean(folder)
         return read_manifest(folder)
-    tokenizer = _tokenizer(source, folder, settings, tokenizer_path, progress)
-    groups = _groups(source, plan["piece_bytes"])
-    training = [group for group in groups if group.files[0].split != "held_out"]
-    holding_out = [group for group in groups if group.files[0].split == "held_out"]
-
-    work = _Work(folder, settings, plan["piece_bytes"], workers, progress, len(groups))
-    work.run(training)
-    if holding_out:
-        _write_excluded(folder)
-        work.run(holding_out)
-    return _finish(folder, source, settings, tokenizer, groups)
 
 
-# --- the plan ----------------------------------------------------------------------------------
+def check_free(folder: Path) -> None:
+    """Refuse a folder that is finished, or that holds something else."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder}: exists and is not a folder")
+    if (folder / PLAN).exists():
+        return
+    if (folder / MANIFEST).exists():
+        raise ValueError(f"{folder}: already prepared; choose another folder or remove it")
+    if folder.exists() and any(not path.name.endswith(".partial") for path in folder.iterdir()):
+        raise ValueError(f"{folder}: is not empty; choose another folder")
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold a lock on the folder itself; it goes with the process, however that ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise ValueError(f"{folder}: cannot be made: {error.strerror}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise ValueError(f"{folder}: is being prepared by another process") from None
+    finally:
+        os.close(descriptor)
+
+
+# --- the plan ------------------------------------------------------------------------------------
 
 
 def _plan(source: Source, settings: Settings, tokenizer_path: Path | None) -> dict[str, Any]:
-    """Everything the result depends on; a folder begun under another plan is not gone on with."""
+    """Everything the result depends on, but for the content of the files."""
+    for file in source.files:
+        try:
+            file.name.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{file.path!r}: the file's name is not UTF-8; rename it") from None
     sizes = [file.path.stat().st_size for file in source.files]
-    piece_bytes = min(max(sum(sizes) // PIECES, SMALLEST_PIECE), LARGEST_PIECE)
+    piece = min(max(sum(sizes) // PIECES, SMALLEST_PIECE), LARGEST_PIECE)
     return {
         "format": FORMAT,
         "source": source.kind,
-        "files": [[f.name, f.split, size] for f, size in zip(source.files, sizes, strict=True)],
+        "files": [[file.name, file.split] for file in source.files],
         "settings": asdict(settings),
         "tokenizer": None if tokenizer_path is None else Tokenizer(tokenizer_path).fingerprint,
-        "piece_bytes": piece_bytes,
+        "piece_characters": piece,
+        "group_sizes": _group_sizes(source, sizes, piece),
     }
 
 
-def _begin(folder: Path, plan: dict[str, Any]) -> Literal["work is left", "only cleaning is left"]:
-    finished = (folder / MANIFEST).exists()
-    if (folder / PLAN).exists():
-        if runs.read_json(folder / PLAN) != plan:
-            raise ValueError(f"{folder}: was begun with other files or settings; remove it first")
-        return "only cleaning is left" if finished else "work is left"
-    if finished:
-        raise ValueError(f"{folder}: already prepared; choose another folder or remove it")
-    if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder}: is not empty; choose another folder")
-    (folder / RECORDS).mkdir(parents=True, exist_ok=True)
-    runs.write_file(folder / PLAN, runs.to_json(plan))
-    return "work is left"
+def _same_plan(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
+    """The plan a folder was begun with; how it cuts the source stays, even if files are mended."""
+    begun = runs.read_json(folder / PLAN)
+    cut = {"piece_characters", "group_sizes"}
+    if not isinstance(begun, dict) or any(begun.get(k) != plan[k] for k in plan.keys() - cut):
+        raise ValueError(f"{folder}: was begun with other files or settings; remove it first")
+    return begun
 
 
-def _groups(source: Source, piece_bytes: int) -> list[Group]:
-    """Small files together until they fill a piece, large ones alone, splits apart."""
-    groups: list[list[SourceFile]] = []
-    filled = piece_bytes
-    for file in source.files:
-        size = file.path.stat().st_size
-        if filled + size > piece_bytes or groups[-1][0].split != file.split:
-            groups.append([])
+def _group_sizes(source: Source, sizes: list[int], piece: int) -> list[int]:
+    """How many files go together: small ones until they fill a piece, large ones alone."""
+    counts: list[int] = []
+    filled, split = piece, None
+    for file, size in zip(source.files, sizes, strict=True):
+        if filled + size > piece or split != file.split:
+            counts.append(0)
             filled = 0
-        groups[-1].append(file)
-        filled += size
-    return [Group(index, files) for index, files in enumerate(groups)]
+        counts[-1] += 1
+        filled, split = filled + size, file.split
+    return counts
 
 
-def _pieces(group: Group, piece_bytes: int) -> Iterator[list[str]]:
+def _groups(source: Source, plan: dict[str, Any]) -> list[Group]:
+    groups, at = [], 0
+    for index, count in enumerate(plan["group_sizes"]):
+        groups.append(Group(index, source.files[at : at + count]))
+        at += count
+    return groups
+
+
+def _pieces(group: Group, piece_characters: int) -> Iterator[list[str]]:
     """A group's documents in pieces; a document longer than a piece is one of its own."""
     piece: list[str] = []
     filled = 0
     for file in group.files:
         for document in file.documents():
-            if piece and filled + len(document) > piece_bytes:
+            if piece and filled + len(document) > piece_characters:
                 yield piece
                 piece, filled = [], 0
             piece.append(document)
@@ -172,7 +209,7 @@ def _pieces(group: Group, piece_bytes: int) -> Iterator[list[str]]:
         yield piece
 
 
-# --- the tokenizer -----------------------------------------------------------------------------
+# --- the tokenizer -------------------------------------------------------------------------------
 
 
 def _tokenizer(
@@ -180,34 +217,60 @@ def _tokenizer(
     folder: Path,
     settings: Settings,
     given: Path | None,
+    plan: dict[str, Any],
     progress: Progress,
 ) -> Tokenizer:
+    """The folder's tokenizer; one that cannot be trained leaves no plan behind."""
     path = folder / runs.TOKENIZER
-    if not path.exists():
+    if not ((folder / PLAN).exists() and path.exists()):
         if given is not None:
-            runs.write_file(path, given.read_bytes())
+            model = given.read_bytes()
         else:
+            assert settings.vocab_size is not None
             progress("training a tokenizer", 0, 1)
             model = train_tokenizer(_sample(source, settings), vocab_size=settings.vocab_size)
-            runs.write_file(path, model)
             progress("training a tokenizer", 1, 1)
+        runs.write_file(folder / PLAN, runs.to_json(plan))
+        runs.write_file(path, model)
     return Tokenizer(path)
 
 
 def _sample(source: Source, settings: Settings) -> Iterator[str]:
-    """Training documents from all files alike, up to `SAMPLE_BYTES` of text."""
+    """Training text from all files alike; what small files leave of their share, large ones get."""
     files = [file for file in source.files if file.split != "held_out"]
-    for file in files:
-        left = SAMPLE_BYTES / len(files)
+    files.sort(key=lambda file: file.path.stat().st_size)
+    left = SAMPLE_CHARACTERS
+    for index, file in enumerate(files):
+        share = left // (len(files) - index)
         for document in file.documents():
-            if left <= 0:
+            if share <= 0:
                 break
-            if _split_of(file.split, hash_of(document.strip()), settings) == "train":
-                left -= len(document)
-                yield document
+            if _split_of(file.split, hash_of(canonical(document)), settings) == "train":
+                yield document[:share]
+                left -= min(len(document), share)
+                share -= len(document)
 
 
 # --- the work ----------------------------------------------------------------------------------
+
+
+def _work(
+    folder: Path,
+    settings: Settings,
+    plan: dict[str, Any],
+    groups: list[Group],
+    workers: int,
+    progress: Progress,
+) -> None:
+    """Training files first: what they hold is kept out of the held-out ones."""
+    (folder / RECORDS).mkdir(exist_ok=True)
+    training = [group for group in groups if group.files[0].split != "held_out"]
+    holding_out = [group for group in groups if group.files[0].split == "held_out"]
+    work = _Work(folder, settings, plan["piece_characters"], workers, progress, len(groups))
+    work.run(training)
+    if holding_out:
+        _write_excluded(folder, training)
+        work.run(holding_out)
 
 
 class _Work:
@@ -217,17 +280,17 @@ class _Work:
         self,
         folder: Path,
         settings: Settings,
-        piece_bytes: int,
+        piece_characters: int,
         workers: int,
         progress: Progress,
         num_groups: int,
     ) -> None:
-        self.folder, self.settings, self.piece_bytes = folder, settings, piece_bytes
+        self.folder, self.settings, self.piece_characters = folder, settings, piece_characters
         self.workers, self.progress = workers, progress
         self.num_groups, self.done_groups = num_groups, 0
 
     def run(self, groups: list[Group]) -> None:
-        left = [group for group in groups if not _group_record(self.folder, group).exists()]
+        left = [group for group in groups if not self._is_done(group)]
         self._report(len(groups) - len(left))
         if not left:
             return
@@ -236,17 +299,35 @@ class _Work:
         with ProcessPoolExecutor(self.workers, context, _start_worker, arguments) as pool:
             try:
                 self._run_all(left, pool)
+            except BrokenProcessPool:
+                raise ValueError(
+                    "a worker was killed, perhaps for want of memory; run the same command to go "
+                    "on, with fewer --workers if need be"
+                ) from None
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
 
+    def _is_done(self, group: Group) -> bool:
+        """Whether a group is finished; one whose files have changed starts again."""
+        begun, done = _begun_record(self.folder, group), _done_record(self.folder, group)
+        hashes = [runs.sha256(file.path) for file in group.files]
+        if begun.exists() and runs.read_json(begun) != {"sha256": hashes}:
+            done.unlink(missing_ok=True)
+            for record in (self.folder / RECORDS).glob(f"piece-{group.index}-*.json"):
+                record.unlink()
+            begun.unlink()
+        if not begun.exists():
+            runs.write_file(begun, runs.to_json({"sha256": hashes}))
+        return done.exists()
+
     def _run_all(self, groups: list[Group], pool: ProcessPoolExecutor) -> None:
-        running: dict[Future[None], _Group] = {}
+        running: dict[Future[None], _Progress] = {}
         for group in groups:
-            state = _Group(group)
-            for index, piece in enumerate(_pieces(group, self.piece_bytes)):
+            state = _Progress(group)
+            for index, piece in enumerate(_pieces(group, self.piece_characters)):
                 state.num_pieces += 1
-                if _piece_record(self.folder, group.index, index).exists():
+                if _piece_record(self.folder, group, index).exists():
                     continue
                 while len(running) >= 2 * self.workers:
                     self._collect(running)
@@ -258,7 +339,7 @@ class _Work:
         while running:
             self._collect(running)
 
-    def _collect(self, running: "dict[Future[None], _Group]") -> None:
+    def _collect(self, running: "dict[Future[None], _Progress]") -> None:
         done, _ = wait(running, return_when=FIRST_COMPLETED)
         for job in done:
             job.result()
@@ -266,10 +347,10 @@ class _Work:
             state.num_running -= 1
             self._close_if_done(state)
 
-    def _close_if_done(self, state: "_Group") -> None:
+    def _close_if_done(self, state: "_Progress") -> None:
         if state.is_read and not state.num_running:
             record = runs.to_json({"pieces": state.num_pieces})
-            runs.write_file(_group_record(self.folder, state.group), record)
+            runs.write_file(_done_record(self.folder, state.group), record)
             self._report(1)
 
     def _report(self, more: int) -> None:
@@ -278,7 +359,7 @@ class _Work:
 
 
 @dataclass
-class _Group:
+class _Progress:
     """How far a group has come."""
 
     group: Group
@@ -319,7 +400,7 @@ def _prepare_piece(documents: list[str], split: Split | None, group: int, index:
     text_bytes: dict[Split, int] = {"train": 0, "held_out": 0}
     empty = excluded = 0
     for document in documents:
-        text = document.strip()
+        text = canonical(document)
         if not text:
             empty += 1
             continue
@@ -334,7 +415,7 @@ def _prepare_piece(documents: list[str], split: Split | None, group: int, index:
     shards = {
         place: write_shard(
             folder,
-            f"{place}-{group:05d}-{index:03d}",
+            f"{place}-{group:05d}-{index:05d}",
             documents=ids[place],
             hashes=hashes[place],
             text_bytes=text_bytes[place],
@@ -345,9 +426,14 @@ def _prepare_piece(documents: list[str], split: Split | None, group: int, index:
     }
     record = Record(empty=empty, excluded=excluded, **shards)
     runs.write_file(
-        _piece_record(folder, group, index),
+        folder / RECORDS / _piece_name(group, index),
         runs.to_json({key: value for key, value in asdict(record).items() if value is not None}),
     )
+
+
+def canonical(document: str) -> str:
+    """The text a document stands for: stripped, the word mark read as the space it becomes."""
+    return document.replace(WORD_MARK, " ").strip()
 
 
 def hash_of(text: str) -> int:
@@ -358,7 +444,7 @@ def hash_of(text: str) -> int:
 def _split_of(split: Split | None, digest: int, settings: Settings) -> Split:
     if split is not None:
         return split
-    return "held_out" if digest < settings.held_out_share * 2**64 else "train"
+    return "held_out" if digest < (settings.held_out_share or 0.0) * 2**64 else "train"
 
 
 def _contains(ordered: np.ndarray, value: int) -> bool:
@@ -366,13 +452,13 @@ def _contains(ordered: np.ndarray, value: int) -> bool:
     return at < len(ordered) and int(ordered[at]) == value
 
 
-def _write_excluded(folder: Path) -> None:
+def _write_excluded(folder: Path, training: list[Group]) -> None:
     """Hashes of all training documents: what the held-out files must not contain."""
-    shards = [record.train for record in _records(folder) if record.train is not None]
+    shards = [record.train for record in _records(folder, training) if record.train is not None]
     runs.write_file(folder / EXCLUDED, document_hashes(folder, shards).tobytes())
 
 
-# --- the end -----------------------------------------------------------------------------------
+# --- the end -------------------------------------------------------------------------------------
 
 
 def _finish(
@@ -381,21 +467,23 @@ def _finish(
     settings: Settings,
     tokenizer: Tokenizer,
     groups: list[Group],
-) -> Manifest:
-    records = list(_records(folder))
+) -> None:
+    records = _records(folder, groups)
     train = tuple(record.train for record in records if record.train is not None)
     held_out = tuple(record.held_out for record in records if record.held_out is not None)
     if not train:
         raise ValueError("the source has no training document that is not empty")
-    files = [{"name": file.name, "sha256": runs.sha256(file.path)} for file in source.files]
+    hashes = [h for g in groups for h in runs.read_json(_begun_record(folder, g))["sha256"]]
+    files = [{"name": f.name, "sha256": h} for f, h in zip(source.files, hashes, strict=True)]
     content = hashlib.sha256("".join(f"{f['name']}\0{f['sha256']}\n" for f in files).encode())
+    used = {key: value for key, value in asdict(settings).items() if value is not None}
     manifest = Manifest(
         format=FORMAT,
         source={
             "kind": source.kind,
             "content_sha256": content.hexdigest(),
             **source.facts,
-            **asdict(settings),
+            **used,
             "files": files,
         },
         tokenizer_sha256=tokenizer.fingerprint,
@@ -409,8 +497,6 @@ def _finish(
         held_out=held_out,
     )
     write_manifest(folder, manifest)
-    _clean(folder)
-    return manifest
 
 
 def _clean(folder: Path) -> None:
@@ -419,18 +505,34 @@ def _clean(folder: Path) -> None:
     (folder / EXCLUDED).unlink(missing_ok=True)
     for partial in folder.glob(".*.partial"):
         partial.unlink()
+    manifest = read_manifest(folder)
+    kept = {shard.name for shard in (*manifest.train, *manifest.held_out)}
+    for path in (*folder.glob("*.tokens"), *folder.glob("*.docs")):
+        if path.stem not in kept:  # of a file that was changed before it was finished
+            path.unlink()
     (folder / PLAN).unlink()
 
 
-def _records(folder: Path) -> Iterator[Record]:
-    """The records of all pieces, in order."""
-    for path in sorted((folder / RECORDS).glob("piece-*.json")):
-        yield from_dict(Record, runs.read_json(path))
+def _records(folder: Path, groups: list[Group]) -> list[Record]:
+    """The records of all pieces of finished groups, in order."""
+    return [
+        from_dict(Record, runs.read_json(_piece_record(folder, group, index)))
+        for group in groups
+        for index in range(runs.read_json(_done_record(folder, group))["pieces"])
+    ]
 
 
-def _piece_record(folder: Path, group: int, index: int) -> Path:
-    return folder / RECORDS / f"piece-{group:05d}-{index:03d}.json"
+def _piece_name(group: int, index: int) -> str:
+    return f"piece-{group}-{index}.json"
 
 
-def _group_record(folder: Path, group: Group) -> Path:
-    return folder / RECORDS / f"group-{group.index:05d}.json"
+def _piece_record(folder: Path, group: Group, index: int) -> Path:
+    return folder / RECORDS / _piece_name(group.index, index)
+
+
+def _begun_record(folder: Path, group: Group) -> Path:
+    return folder / RECORDS / f"begun-{group.index}.json"
+
+
+def _done_record(folder: Path, group: Group) -> Path:
+    return folder / RECORDS / f"done-{group.index}.json"

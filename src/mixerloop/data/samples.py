@@ -5,28 +5,25 @@ from typing import get_args
 
 import numpy as np
 
-from mixerloop import runs
 from mixerloop.data.hops import Hops, HopsSettings
-from mixerloop.data.shards import TokenSplit
+from mixerloop.data.shards import TokenSplit, open_tokenizer, read_manifest
 from mixerloop.data.sources import Split
-from mixerloop.data.tokenizer import Tokenizer
 
 
 def token_samples(folder: Path, num: int, characters: int) -> dict[str, list[str]]:
     """The beginnings of documents spread over each split, decoded."""
-    tokenizer = Tokenizer(folder / runs.TOKENIZER)
+    tokenizer = open_tokenizer(folder, read_manifest(folder))
     samples: dict[str, list[str]] = {}
     for split in get_args(Split):
         tokens = TokenSplit(folder, split)
-        starts = [start for start, _ in tokens.documents()]
-        ends = [*starts[1:], len(tokens)]
-        chosen = np.unique(np.linspace(0, len(starts) - 1, num).astype(int)) if starts else []
-        samples[split] = [
-            tokenizer.decode(tokens.read(starts[i], min(ends[i], starts[i] + characters)).tolist())[
-                :characters
-            ]
-            for i in chosen
-        ]
+        starts = tokens.document_starts()
+        ends = np.append(starts[1:], len(tokens))
+        chosen = np.unique(np.linspace(0, len(starts) - 1, num).astype(int)) if len(starts) else []
+        samples[split] = []
+        for index in chosen:
+            start = int(starts[index])
+            stop = min(int(ends[index]), start + characters)
+            samples[split].append(tokenizer.decode(tokens.read(start, stop).tolist())[:characters])
     return samples
 
 

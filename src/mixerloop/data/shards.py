@@ -11,7 +11,6 @@ split reads as one long array of tokens.
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -111,7 +110,18 @@ def read_manifest(folder: Path) -> Manifest:
         raise ValueError(f"{path}: {error}") from None
     if manifest.format != FORMAT:
         raise ValueError(f"{path}: format {manifest.format}, this version reads {FORMAT}")
+    if manifest.dtype != token_dtype(manifest.vocab_size).str:
+        raise ValueError(f"{path}: {manifest.vocab_size} ids are not held in {manifest.dtype}")
     return manifest
+
+
+def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
+    """The tokenizer the shards were made with, and no other."""
+    tokenizer = Tokenizer(folder / runs.TOKENIZER)
+    found = tokenizer.fingerprint, tokenizer.vocab_size
+    if found != (manifest.tokenizer_sha256, manifest.vocab_size):
+        raise ValueError(f"{folder / runs.TOKENIZER}: not the tokenizer the shards were made with")
+    return tokenizer
 
 
 class TokenSplit:
@@ -152,18 +162,21 @@ class TokenSplit:
             return np.array(parts[0])
         return np.concatenate(parts) if parts else np.empty(0, dtype=self.manifest.dtype)
 
-    def documents(self) -> Iterator[tuple[int, int]]:
-        """First token and hash of every document, in order; tokens count over the whole split."""
-        begin = 0
+    def document_starts(self) -> np.ndarray:
+        """The first token of every document, in order, counted over the whole split."""
+        parts, begin = [np.empty(0, dtype=np.int64)], 0
         for shard in self.shards:
-            for start, digest in read_docs(self.folder, shard):
-                yield begin + int(start), int(digest)
+            parts.append(read_docs(self.folder, shard)[:, 0].astype(np.int64) + begin)
             begin += shard.tokens
+        return np.concatenate(parts)
 
 
 def read_docs(folder: Path, shard: Shard) -> np.ndarray:
     """The index of a shard: [documents, 2] of first token and hash."""
-    return np.fromfile(folder / f"{shard.name}.docs", dtype="<u8").reshape(-1, 2)
+    path = folder / f"{shard.name}.docs"
+    if not path.is_file() or path.stat().st_size != 16 * shard.documents:
+        raise ValueError(f"{path}: missing or cut off")
+    return np.fromfile(path, dtype="<u8").reshape(-1, 2)
 
 
 def document_hashes(folder: Path, shards: tuple[Shard, ...] | list[Shard]) -> np.ndarray:
@@ -175,9 +188,7 @@ def document_hashes(folder: Path, shards: tuple[Shard, ...] | list[Shard]) -> np
 def verify(folder: Path) -> Manifest:
     """Check every file against the manifest, and that no document is in both splits."""
     manifest = read_manifest(folder)
-    tokenizer = Tokenizer(folder / runs.TOKENIZER)
-    if tokenizer.fingerprint != manifest.tokenizer_sha256:
-        raise ValueError(f"{folder / runs.TOKENIZER}: not the tokenizer the shards were made with")
+    tokenizer = open_tokenizer(folder, manifest)
     for split in get_args(Split):
         for shard in manifest.shards(split):
             _verify_shard(folder, shard, manifest, bos_id=tokenizer.bos_id)

@@ -10,6 +10,7 @@ import lzma
 import platform
 import sysconfig
 import tokenize
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -19,8 +20,7 @@ from typing import IO, Any, Literal
 Split = Literal["train", "held_out"]
 
 CLIMBMIX_REPOSITORY = "karpathy/climbmix-400b-shuffle"
-CLIMBMIX_TRAIN_SHARDS = range(170)  # paper: 10,690,433,521 tokens under its tokenizer
-CLIMBMIX_HELD_OUT_SHARD = 6542
+CLIMBMIX_HELD_OUT_SHARD = 6542  # the paper trains on shards 0 to 169, 10,690,433,521 tokens
 PARQUET_BATCH_ROWS = 1024
 NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
@@ -40,7 +40,14 @@ class SourceFile:
         kind = next((k for k in _READERS if self.path.name.endswith(k)), None)
         if kind is None:
             raise ValueError(f"{self.path}: unknown kind of file; known: {', '.join(_READERS)}")
-        return _READERS[kind](self.path)
+        for number, text in enumerate(_READERS[kind](self.path), start=1):
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise ValueError(
+                    f"{self.path}, document {number}: holds half of a surrogate pair, not text"
+                ) from None
+            yield text
 
 
 @dataclass(frozen=True)
@@ -61,9 +68,10 @@ def text_files(paths: list[Path], held_out_paths: list[Path]) -> Source:
         *_found(paths, split="train" if held_out_paths else None),
         *_found(held_out_paths, split="held_out"),
     ]
-    names = [file.name for file in files]
-    if repeated := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"two files are called {sorted(repeated)[0]}; rename one")
+    by_name: dict[str, Path] = {}
+    for file in files:
+        if (other := by_name.setdefault(file.name, file.path)) is not file.path:
+            raise ValueError(f"{file.path} and {other} would both be called {file.name}")
     return Source("text", files)
 
 
@@ -74,7 +82,8 @@ def _found(paths: list[Path], split: Split | None) -> list[SourceFile]:
             inside = sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(KINDS))
             if not inside:
                 raise ValueError(f"{path}: no file in it ends in {', '.join(KINDS)}")
-            files.extend(SourceFile(p, p.relative_to(path).as_posix(), split) for p in inside)
+            root = path.resolve().parent
+            files.extend(SourceFile(p, _name(p.resolve(), root), split) for p in inside)
         elif path.is_file():
             files.append(SourceFile(path, path.name, split))
         else:
@@ -82,11 +91,18 @@ def _found(paths: list[Path], split: Split | None) -> list[SourceFile]:
     return files
 
 
+def _name(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+
+
 # --- ClimbMix ----------------------------------------------------------------------------------
 
 
 def climbmix(shards: range, folder: Path | None) -> Source:
     """The paper's corpus: some training shards and the held-out one, downloaded or in a folder."""
+    if CLIMBMIX_HELD_OUT_SHARD in shards or shards.stop > CLIMBMIX_HELD_OUT_SHARD:
+        last = CLIMBMIX_HELD_OUT_SHARD - 1
+        raise ValueError(f"training shards are 0 to {last}; {last + 1} is held out")
     wanted: list[tuple[int, Split]] = [(number, "train") for number in shards]
     wanted.append((CLIMBMIX_HELD_OUT_SHARD, "held_out"))
     files = []
@@ -171,11 +187,11 @@ def _json_documents(
                     yield text
         except UnicodeDecodeError:
             raise ValueError(f"{path}, line {number}: not UTF-8") from None
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: not JSON: {error.msg}") from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}, line {number}: not JSON: {error}") from None
         except (KeyError, TypeError):
             raise ValueError(f'{path}, line {number}: not an object with a "text"') from None
-        except (EOFError, OSError, lzma.LZMAError) as error:
+        except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
             raise ValueError(f"{path}, after line {number}: damaged or cut off: {error}") from None
 
     return documents
@@ -214,12 +230,17 @@ def _parquet_documents(path: Path) -> Iterator[str]:
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            if "text" not in file.schema_arrow.names:
+            schema = file.schema_arrow
+            if "text" not in schema.names:
                 raise ValueError(f"{path}: has no column called text")
+            if str(schema.field("text").type) not in ("string", "large_string", "string_view"):
+                raise ValueError(f"{path}: its column text holds {schema.field('text').type}")
             for group in range(file.num_row_groups):
                 for batch in file.iter_batches(PARQUET_BATCH_ROWS, [group], columns=["text"]):
                     for text in batch.column(0).to_pylist():
                         yield text or ""
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: its column text is not UTF-8") from None
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{path}: not a readable parquet file: {error}") from None
 

@@ -1,0 +1,99 @@
+"""The sliced head and loss against torch's own cross-entropy over all logits."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mixerloop.ops import sliced_cross_entropy as module
+from mixerloop.ops.sliced_cross_entropy import NOT_SCORED, sliced_cross_entropy
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}  # relative to the largest value
+
+
+def make_inputs(num_tokens, dtype, d_model=24, vocab=70):
+    generator = torch.Generator().manual_seed(num_tokens)
+    x = torch.randn(num_tokens, d_model, generator=generator, dtype=torch.float64).to(dtype)
+    weight = torch.randn(vocab, d_model, generator=generator, dtype=torch.float64).to(dtype)
+    labels = torch.randint(vocab, (num_tokens,), generator=generator)
+    labels[::3] = NOT_SCORED
+    return x.requires_grad_(), weight.requires_grad_(), labels
+
+
+def whole(x, weight, labels):
+    return F.cross_entropy(F.linear(x, weight), labels, reduction="sum")
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 100])
+def test_loss_and_gradients_match_the_whole(monkeypatch, num_tokens, dtype):
+    monkeypatch.setattr(module, "SLICE_TOKENS", 16)
+    x, weight, labels = make_inputs(num_tokens, dtype)
+    wide = [tensor.detach().double().requires_grad_() for tensor in (x, weight)]
+    expected = whole(wide[0], wide[1], labels)
+    loss = sliced_cross_entropy(x=x, weight=weight, labels=labels)
+    assert loss.item() == pytest.approx(expected.item(), rel=TOLERANCE[dtype], abs=1e-12)
+    got = torch.autograd.grad(3 * loss, [x, weight])
+    wanted = torch.autograd.grad(3 * expected, wide)
+    for one, other in zip(got, wanted, strict=True):
+        bound = TOLERANCE[dtype] * max(1.0, other.abs().max().item())
+        assert (one.double() - other).abs().max() <= bound
+
+
+def test_gradients_match_finite_differences(monkeypatch):
+    monkeypatch.setattr(module, "SLICE_TOKENS", 4)
+    x, weight, labels = make_inputs(9, torch.float64, d_model=3, vocab=5)
+    assert torch.autograd.gradcheck(
+        lambda x, weight: sliced_cross_entropy(x=x, weight=weight, labels=labels), (x, weight)
+    )
+
+
+def test_tokens_without_a_label_have_no_loss_and_no_gradient():
+    x, weight, labels = make_inputs(20, torch.float64)
+    labels[:] = NOT_SCORED
+    loss = sliced_cross_entropy(x=x, weight=weight, labels=labels)
+    d_x, d_weight = torch.autograd.grad(loss, [x, weight])
+    assert loss == 0
+    assert not d_x.any()
+    assert not d_weight.any()
+
+
+def test_autocast_rounds_the_products_and_nothing_else():
+    x, weight, labels = make_inputs(200, torch.float32)
+    exact = sliced_cross_entropy(x=x, weight=weight, labels=labels)
+    with torch.autocast("cpu", torch.bfloat16):
+        near = sliced_cross_entropy(x=x, weight=weight, labels=labels)
+    assert near.dtype == torch.float32
+    assert near != exact
+    assert near.item() == pytest.approx(exact.item(), rel=2.0**-8)
+    one, other = (torch.autograd.grad(loss, [x, weight])[1] for loss in (exact, near))
+    assert other.dtype == torch.float32
+    # bfloat16 keeps 8 bits of inputs and of the gradient of the logits
+    assert (one - other).norm() < 2.0**-6 * one.norm()
+
+
+def test_no_tensor_of_all_logits_is_made():
+    from mixerloop.benchmarking.measure import peak_bytes
+
+    x = torch.randn(4096, 8, requires_grad=True)
+    weight = torch.randn(1000, 8, requires_grad=True)
+    labels = torch.randint(1000, (4096,))
+
+    def sliced():
+        return torch.autograd.grad(
+            sliced_cross_entropy(x=x, weight=weight, labels=labels), [x, weight]
+        )
+
+    assert peak_bytes(sliced) < 4096 * 1000 * 4 * 0.6
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((4, 3), (5, 2), (4,)), "do not fit"),
+        (((4, 3), (5, 3), (5,)), "labels must have the shape"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(shapes, message):
+    x, weight, labels = (torch.zeros(shape) for shape in shapes)
+    with pytest.raises(ValueError, match=message):
+        sliced_cross_entropy(x=x, weight=weight, labels=labels.long())
