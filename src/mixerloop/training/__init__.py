@@ -1,0 +1,1 @@
+"""Training: the optimizer, its learning rate, and in time the trainer."""
