@@ -77,14 +77,18 @@ class _Tokens:
     def _prepare(self, source: "Source", settings: "Settings") -> None:
         from mixerloop.data.prepare import prepare
 
-        manifest = prepare(
-            source,
-            self.out,
-            settings=settings,
-            tokenizer_path=self.tokenizer,
-            workers=self.workers,
-            progress=_quiet if self.json else _progress(),
-        )
+        try:
+            manifest = prepare(
+                source,
+                self.out,
+                settings=settings,
+                tokenizer_path=self.tokenizer,
+                workers=self.workers,
+                progress=_quiet if self.json else _progress(),
+            )
+        except KeyboardInterrupt:
+            print("\nstopped; the same command goes on from here", end="", file=sys.stderr)
+            raise
         if self.json:
             print(json.dumps(summary(self.out, manifest), indent=2))
         else:
