@@ -13,6 +13,7 @@ import pytest
 import sentencepiece
 
 from mixerloop import runs
+from mixerloop.data.tokenizer import train_tokenizer
 
 
 def mixerloop(*arguments, code=0):
@@ -216,14 +217,9 @@ def test_a_reader_that_goes_away_is_no_error(arguments):
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["the cat sat on the mat and the dog ran to the cat"] * 20),
-        model_writer=model, vocab_size=290, model_type="bpe", byte_fallback=True,
-        hard_vocab_limit=False, minloglevel=2,
-    )  # fmt: skip
     path = tmp_path_factory.mktemp("tokenizer") / "cats.model"
-    path.write_bytes(model.getvalue())
+    texts = ["the cat sat on the mat and the dog ran to the cat"] * 20
+    path.write_bytes(train_tokenizer(texts, vocab_size=290))
     return path
 
 

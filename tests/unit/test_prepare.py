@@ -196,6 +196,28 @@ def test_a_file_that_changed_since_it_was_read_is_read_again(tmp_path, tokenizer
     assert manifest.source["files"][0]["sha256"] == runs.sha256(first)
 
 
+def test_training_files_changed_while_holding_out_are_kept_whole_and_kept_apart(
+    tmp_path, tokenizer_path
+):
+    train = write_jsonl(tmp_path / "train.jsonl", [story(n) for n in range(20)])
+    held_out = write_jsonl(tmp_path / "valid-1.jsonl", [story(n, 30_000) for n in range(100, 110)])
+    bad = tmp_path / "valid-2.jsonl"
+    bad.write_text("{")
+    source = text_files([train], [held_out, bad])
+    with pytest.raises(ValueError, match="not JSON"):
+        run(source, tmp_path / "out", tokenizer_path)
+    assert (tmp_path / "out" / "excluded.docs").exists()
+    moved = [story(n) for n in range(20)] + [story(105, 30_000)]
+    write_jsonl(train, moved)
+    write_jsonl(bad, [story(200)])
+    manifest = run(source, tmp_path / "out", tokenizer_path)
+    assert texts_of(tmp_path / "out", "train") == moved
+    kept = [story(n, 30_000) for n in range(100, 110) if n != 105]
+    assert texts_of(tmp_path / "out", "held_out") == [*kept, story(200)]
+    assert manifest.skipped["held_out_also_in_training"] == 1
+    verify(tmp_path / "out")
+
+
 class Killed(BaseException):
     """Not an error anything would catch and tidy up after."""
 

@@ -1,10 +1,7 @@
-import io
-
 import pytest
-import sentencepiece
 import torch
 
-from mixerloop.data.tokenizer import TextStream, Tokenizer
+from mixerloop.data.tokenizer import TextStream, Tokenizer, train_tokenizer
 from mixerloop.model.generation import Sampling, draw, generate
 from mixerloop.model.initialization import fresh_model
 
@@ -13,18 +10,8 @@ TEXT = "The quick brown fox jumps over the lazy dog. Pack my box with five dozen
 
 @pytest.fixture(scope="session")
 def tokenizer_path(tmp_path_factory):
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([TEXT] * 20),
-        model_writer=model,
-        vocab_size=300,
-        model_type="bpe",
-        byte_fallback=True,
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.model"
-    path.write_bytes(model.getvalue())
+    path.write_bytes(train_tokenizer([TEXT] * 20, vocab_size=300))
     return path
 
 

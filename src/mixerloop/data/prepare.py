@@ -309,16 +309,21 @@ class _Work:
                 raise
 
     def _is_done(self, group: Group) -> bool:
-        """Whether a group is finished; one whose files have changed starts again."""
+        """Whether a group is finished; one that depends on what has changed starts again.
+
+        It depends on its files and, held out, on what training holds.
+        """
         begun, done = _begun_record(self.folder, group), _done_record(self.folder, group)
-        hashes = [runs.sha256(file.path) for file in group.files]
-        if begun.exists() and runs.read_json(begun) != {"sha256": hashes}:
+        depends_on = {"sha256": [runs.sha256(file.path) for file in group.files]}
+        if group.files[0].split == "held_out":
+            depends_on["excluded"] = [runs.sha256(self.folder / EXCLUDED)]
+        if begun.exists() and runs.read_json(begun) != depends_on:
             done.unlink(missing_ok=True)
             for record in (self.folder / RECORDS).glob(f"piece-{group.index}-*.json"):
                 record.unlink()
             begun.unlink()
         if not begun.exists():
-            runs.write_file(begun, runs.to_json({"sha256": hashes}))
+            runs.write_file(begun, runs.to_json(depends_on))
         return done.exists()
 
     def _run_all(self, groups: list[Group], pool: ProcessPoolExecutor) -> None:
@@ -405,7 +410,7 @@ def _prepare_piece(documents: list[str], split: Split | None, group: int, index:
             empty += 1
             continue
         digest = hash_of(text)
-        if _contains(_worker["excluded"], digest):
+        if split == "held_out" and _contains(_worker["excluded"], digest):
             excluded += 1
             continue
         place = _split_of(split, digest, _worker["settings"])
