@@ -163,6 +163,18 @@ def test_a_source_without_text_is_refused(tmp_path, tokenizer_path):
             run(text_files([path], []), tmp_path / name, tokenizer)
 
 
+def test_empty_files_are_no_trouble(tmp_path, tokenizer_path):
+    (tmp_path / "a.txt").write_bytes(b"")
+    (tmp_path / "b.txt").write_text("some text")
+    empty = text_files([tmp_path / "a.txt"], [])
+    with pytest.raises(ValueError, match="no training document that is not empty"):
+        run(empty, tmp_path / "empty", tokenizer_path)
+    both = text_files([tmp_path / "a.txt", tmp_path / "b.txt"], [])
+    manifest = run(both, tmp_path / "both", tokenizer_path, held_out_share=0.0)
+    assert texts_of(tmp_path / "both", "train") == ["some text"]
+    assert manifest.skipped["empty"] == 1
+
+
 def test_a_broken_file_is_named_and_can_be_mended(tmp_path, tokenizer_path):
     good = write_jsonl(tmp_path / "a.jsonl", [story(1, 400_000)])
     bad = tmp_path / "b.jsonl"

@@ -176,9 +176,9 @@ def _same_plan(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
 def _group_sizes(source: Source, sizes: list[int], piece: int) -> list[int]:
     """How many files go together: small ones until they fill a piece, large ones alone."""
     counts: list[int] = []
-    filled, split = piece, None
+    filled, split = 0, None
     for file, size in zip(source.files, sizes, strict=True):
-        if filled + size > piece or split != file.split:
+        if not counts or filled + size > piece or split != file.split:
             counts.append(0)
             filled = 0
         counts[-1] += 1
