@@ -169,6 +169,8 @@ def test_empty_files_are_no_trouble(tmp_path, tokenizer_path):
     empty = text_files([tmp_path / "a.txt"], [])
     with pytest.raises(ValueError, match="no training document that is not empty"):
         run(empty, tmp_path / "empty", tokenizer_path)
+    with pytest.raises(ValueError, match="there is no text to train a tokenizer on"):
+        run(empty, tmp_path / "untrained", None)
     both = text_files([tmp_path / "a.txt", tmp_path / "b.txt"], [])
     manifest = run(both, tmp_path / "both", tokenizer_path, held_out_share=0.0)
     assert texts_of(tmp_path / "both", "train") == ["some text"]

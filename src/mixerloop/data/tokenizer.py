@@ -103,6 +103,8 @@ def train_tokenizer(documents: Iterable[str], *, vocab_size: int) -> bytes:
             minloglevel=2,
         )
     except RuntimeError as error:
+        if "sentences_.empty()" in str(error):
+            raise ValueError("there is no text to train a tokenizer on") from None
         if "vocab" in str(error).lower():
             raise ValueError(
                 f"a vocabulary of {vocab_size:,} is too small for the characters of this text; "
