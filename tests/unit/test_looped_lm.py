@@ -121,7 +121,8 @@ def test_a_context_off_mixer_is_the_mixer_run_on_each_token_alone(tiny):
     torch.testing.assert_close(
         mixer.context_off(x), alone.reshape(2, 30, tiny.d_model), rtol=0, atol=1e-12
     )
-    assert (mixer.context_off(x) - mixer(x)[0]).abs().max() > 1e-3
+    off, native = mixer.context_off(x), mixer(x)[0]
+    assert (off - native).norm() > off.norm(), "context makes no difference to compare"
 
 
 @pytest.mark.parametrize("name", LOOPS)
