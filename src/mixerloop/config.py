@@ -1,22 +1,17 @@
 """Every knob: frozen dataclasses, read strictly from TOML."""
 
 import dataclasses
-import difflib
 import math
 import tomllib
-import types
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 import tomli_w
-from typeguard import TypeCheckError, check_type
 
 from mixerloop.notation import notation, resolve
 from mixerloop.schedule import Schedule
-
-T = TypeVar("T")
+from mixerloop.strict import from_dict, one_line, suggest
 
 Implementation = Literal["recurrent", "chunked"]
 ImplementationChoice = Literal["auto", "recurrent", "chunked"]
@@ -104,20 +99,13 @@ class RunConfig:
 def preset(name: str) -> ModelConfig:
     """A preset by its name."""
     if not isinstance(name, str) or name not in PRESETS:
-        raise ValueError(f"unknown preset '{name}'; {_suggest(name, PRESETS)}")
+        raise ValueError(f"unknown preset '{name}'; {suggest(name, PRESETS)}")
     return PRESETS[name]
 
 
 def preset_or_file(name: str) -> RunConfig:
     """The config of a preset, or of a TOML file."""
     return load(Path(name)) if name.endswith(".toml") else RunConfig(model=preset(name))
-
-
-def one_of(choices: Any, value: str, what: str) -> Any:
-    """`value`, if it is one of the choices of a Literal."""
-    if value not in get_args(choices):
-        raise ValueError(f"unknown {what} '{value}'; {_suggest(value, get_args(choices))}")
-    return value
 
 
 def check_seed(seed: int) -> int:
@@ -134,7 +122,7 @@ def load(path: Path) -> RunConfig:
     except OSError as error:
         raise ValueError(f"{path}: cannot read this config: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not a config in TOML: {_one_line(error)}") from None
+        raise ValueError(f"{path}: not a config in TOML: {one_line(error)}") from None
     try:
         return run_config(data)
     except ValueError as error:
@@ -156,56 +144,8 @@ def dump(config: RunConfig) -> str:
     return tomli_w.dumps(_without_none(dataclasses.asdict(replace(config, model=model))))
 
 
-def from_dict(cls: type[T], data: dict[str, Any], where: str = "") -> T:
-    """Build a dataclass from nested dicts; unknown or missing keys and wrong types are errors."""
-    hints = get_type_hints(cls)
-    for key in data:
-        if key not in hints:
-            place = where.rstrip(".") or "config"
-            raise ValueError(f"{place}: unknown key {key}; {_suggest(key, hints)}")
-    values = {}
-    for field in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
-        name, hint = f"{where}{field.name}", hints[field.name]
-        if field.name in data:
-            values[field.name] = _typed(data[field.name], hint, name)
-        elif field.default is field.default_factory is dataclasses.MISSING:
-            raise ValueError(f"{name} is missing")
-    return cls(**values)
-
-
-def _typed(value: Any, hint: Any, name: str) -> Any:
-    """TOML has tables, lists and scalars; a dataclass also has tuples and optional values."""
-    if get_origin(hint) in (Union, types.UnionType):
-        (hint,) = [option for option in get_args(hint) if option is not type(None)]
-    if dataclasses.is_dataclass(hint):
-        if not isinstance(value, dict):
-            raise ValueError(f"{name} must be a table, got {value!r}")
-        return from_dict(hint, value, f"{name}.")  # pyright: ignore[reportArgumentType]
-    if get_origin(hint) is tuple:
-        if not isinstance(value, list):
-            raise ValueError(f"{name} must be a list, got {value!r}")
-        item = get_args(hint)[0]
-        return tuple(_typed(one, item, f"{name}[{index}]") for index, one in enumerate(value))
-    try:
-        if isinstance(value, bool) and hint is not bool:
-            raise TypeCheckError(f"bool is not an instance of {hint}")
-        return check_type(value, hint)
-    except TypeCheckError as error:
-        raise ValueError(f"{name} = {value!r}: {_one_line(error)}") from None
-
-
 def _without_none(value: Any) -> Any:
     """TOML has no null; what is absent is left out."""
     if isinstance(value, dict):
         return {key: _without_none(item) for key, item in value.items() if item is not None}
     return value
-
-
-def _suggest(name: object, known: Iterable[str]) -> str:
-    known = list(known)
-    near = difflib.get_close_matches(str(name), known, n=1)
-    return f"{f'did you mean {near[0]}? ' if near else ''}known: {', '.join(known)}"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from mixerloop import runs
-from mixerloop.config import ComputeDtype, ImplementationChoice, one_of
+from mixerloop.config import ComputeDtype, ImplementationChoice
 from mixerloop.notation import notation, resolve
+from mixerloop.strict import one_of
 
 if TYPE_CHECKING:
     from mixerloop.data.tokenizer import Tokenizer

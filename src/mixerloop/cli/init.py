@@ -6,8 +6,9 @@ from pathlib import Path
 import tyro
 
 from mixerloop import config, runs
-from mixerloop.config import InitRule, check_seed, one_of
+from mixerloop.config import InitRule, check_seed
 from mixerloop.notation import notation
+from mixerloop.strict import one_of
 
 HELP = """Write a run whose weights are freshly drawn: the control for a trained one.
 

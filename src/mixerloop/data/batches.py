@@ -15,12 +15,12 @@ from typing import Protocol
 import numpy as np
 
 from mixerloop import runs
-from mixerloop.config import from_dict
 from mixerloop.data.hops import FORMAT as HOPS_FORMAT
 from mixerloop.data.hops import Hops, HopsSettings
 from mixerloop.data.order import Permutation
 from mixerloop.data.shards import MANIFEST, TokenSplit
 from mixerloop.data.sources import Split
+from mixerloop.strict import from_dict
 
 PREFETCHED_BATCHES = 4
 

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from mixerloop import runs
-from mixerloop.config import from_dict
 from mixerloop.data.shards import (
     FORMAT,
     MANIFEST,
@@ -38,6 +37,7 @@ from mixerloop.data.shards import (
 )
 from mixerloop.data.sources import Source, SourceFile, Split
 from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
+from mixerloop.strict import from_dict
 
 PLAN = "preparing.json"
 RECORDS = "records"

@@ -20,9 +20,9 @@ from typing import Any, get_args
 import numpy as np
 
 from mixerloop import runs
-from mixerloop.config import from_dict
 from mixerloop.data.sources import Split
 from mixerloop.data.tokenizer import Tokenizer
+from mixerloop.strict import from_dict
 
 MANIFEST = "manifest.json"
 FORMAT = "mixerloop-tokens-1"

@@ -10,11 +10,12 @@ import math
 import torch
 from torch import Tensor
 
-from mixerloop.config import ImplementationChoice, InitRule, ModelConfig, check_seed, one_of
+from mixerloop.config import ImplementationChoice, InitRule, ModelConfig, check_seed
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.model.norm import RMSNorm
 from mixerloop.model.pass_residual import PassResidualTable
 from mixerloop.schedule import num_passes_of
+from mixerloop.strict import one_of
 
 WEIGHT_STD = 0.02
 

@@ -4,7 +4,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from mixerloop.config import ComputeDtype, one_of
+from mixerloop.config import ComputeDtype
+from mixerloop.strict import one_of
 
 
 def compute_in(dtype: ComputeDtype, device_type: str) -> AbstractContextManager[object]:

@@ -16,9 +16,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mixerloop.config import Implementation, ImplementationChoice, one_of
+from mixerloop.config import Implementation, ImplementationChoice
 from mixerloop.ops.chunked import chunked_gated_delta_rule
 from mixerloop.ops.recurrent import recurrent_gated_delta_rule
+from mixerloop.strict import one_of
 
 _IMPLEMENTATIONS: dict[Implementation, Callable[..., tuple[Tensor, Tensor]]] = {
     "recurrent": recurrent_gated_delta_rule,
