@@ -22,6 +22,14 @@ InitRule = Literal["shared", "released"]
 """`shared`: one draw for every schedule. `released`: output projections shrink with depth."""
 PassResidual = Literal["none", "mixer", "ffn", "block", "stack"]
 """What one pass is, for the learned residual around each pass."""
+Parallel = Literal["ddp", "fsdp"]
+"""What several processes share: `ddp` gradients; `fsdp` weights and optimizer state as well."""
+Device = Literal["auto", "cpu", "cuda"]
+"""`auto` is CUDA where there is one."""
+BUDGETS = ("steps", "tokens", "flops", "seconds")
+
+Tables = dict[str, dict[str, Any]]
+"""Sections and their keys, as TOML has them."""
 
 LARGEST_SIZE = 2**24  # wider than any model; a slip should not ask for all the memory there is
 
@@ -90,10 +98,108 @@ PRESETS = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What is trained on."""
+
+    path: str
+    """A folder made by mixerloop data prepare."""
+    context: int | None = None
+    """Tokens of a window; a made task such as hops has its own."""
+
+    def __post_init__(self) -> None:
+        """Refuse windows of nothing."""
+        if self.context is not None and self.context < 1:
+            raise ValueError(f"data.context must be at least 1, got {self.context}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How it is trained; what is not given is the paper's recipe."""
+
+    steps: int | None = None
+    """Budget in updates. Give exactly one of steps, tokens, flops and seconds."""
+    tokens: int | None = None
+    """Budget in tokens trained on."""
+    flops: float | None = None
+    """Budget in floating point operations, forward and backward, loops counted."""
+    seconds: float | None = None
+    """Budget in seconds of training; what is reached then depends on the machine."""
+    seed: int = 1337
+    """Seed of the weights, of the order of data and of whatever else is drawn."""
+    init: InitRule = "shared"
+    """shared: one draw for every schedule; released: output projections shrink with depth."""
+    global_batch: int = 512
+    """Windows of one update, over all ranks."""
+    micro_batch: int | None = None
+    """Windows of one forward and backward on one rank; all of its share unless you say so."""
+    peak_lr: float = 5e-4
+    """Learning rate after the warm-up; a cosine takes it to zero."""
+    warmup_steps: int = 1000
+    """Updates until the peak."""
+    weight_decay: float = 0.1
+    """Decay of matrices, filters and the embedding."""
+    clip_norm: float = 1.0
+    """Largest norm of the gradient; longer ones are scaled down to it."""
+    compute_dtype: ComputeDtype = "bfloat16"
+    """Type of the projections; weights, decays, norms and sums stay float32."""
+    implementation: ImplementationChoice = "auto"
+    """Form of the mixer's recurrence."""
+    recompute: bool = False
+    """Keep only what enters each occurrence and compute it again in the backward."""
+    compile: bool = False
+    """Compile the layers with torch.compile."""
+    device: Device = "auto"
+    """Where to train."""
+    parallel: Parallel = "ddp"
+    """What several processes share: gradients, or weights and optimizer state as well."""
+    evaluate_every: int | None = None
+    """Steps between measurements of the held-out NLL; the last step has one anyway."""
+    evaluate_windows: int = 256
+    """Held-out windows a measurement reads, or all there are."""
+    checkpoint_every: int = 1000
+    """Steps between checkpoints; the last step has one anyway."""
+    keep_last: int = 2
+    """Newest checkpoints that are kept."""
+    keep_every: int | None = None
+    """Also keep the checkpoints of these steps."""
+    tensorboard: bool = True
+    """Write event files for TensorBoard."""
+    wandb: str | None = None
+    """Report to this project at Weights & Biases."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained."""
+        given = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = f"{' and '.join(given)} are given" if given else "none is"
+            raise ValueError(f"train: give one of {', '.join(BUDGETS)}; {found}")
+        check_seed(self.seed)
+        for name in (*given, "peak_lr", "clip_norm"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"train.{name} must be above 0, got {getattr(self, name)}")
+        for name, least in (("weight_decay", 0.0), ("warmup_steps", 0)):
+            if not least <= getattr(self, name) < math.inf:
+                raise ValueError(f"train.{name} must be 0 or more, got {getattr(self, name)}")
+        for name in (
+            *("global_batch", "micro_batch", "evaluate_every", "evaluate_windows"),
+            *("checkpoint_every", "keep_last", "keep_every"),
+        ):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"train.{name} must be at least 1, got {value}")
+        if self.steps is not None and self.warmup_steps > self.steps:
+            raise ValueError(
+                f"train.warmup_steps = {self.warmup_steps:,} is more than the "
+                f"{self.steps:,} steps there are"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Everything one run needs."""
+    """Everything one run needs; a run that is not trained has a model only."""
 
     model: ModelConfig
+    data: DataConfig | None = None
+    train: TrainConfig | None = None
 
 
 def preset(name: str) -> ModelConfig:
@@ -115,8 +221,8 @@ def check_seed(seed: int) -> int:
     return seed
 
 
-def load(path: Path) -> RunConfig:
-    """Read a run's config from a TOML file."""
+def load(path: Path, overrides: Tables | None = None) -> RunConfig:
+    """Read a run's config from a TOML file; overrides take the place of what it says."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -124,13 +230,18 @@ def load(path: Path) -> RunConfig:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a config in TOML: {one_line(error)}") from None
     try:
-        return run_config(data)
+        return run_config(data, overrides)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def run_config(data: dict[str, Any]) -> RunConfig:
+def run_config(data: dict[str, Any], overrides: Tables | None = None) -> RunConfig:
     """Build a run's config from nested tables; `model.preset` fills in what is not given."""
+    for section, keys in (overrides or {}).items():
+        table = data.get(section, {})
+        if section == "train" and isinstance(table, dict) and keys.keys() & set(BUDGETS):
+            table = {key: value for key, value in table.items() if key not in BUDGETS}
+        data = data | {section: table | keys if isinstance(table, dict) else table}
     model = data.get("model")
     if isinstance(model, dict) and "preset" in model:
         given = {key: value for key, value in model.items() if key != "preset"}
@@ -142,6 +253,24 @@ def dump(config: RunConfig) -> str:
     """A config as TOML with everything written out, the schedule in notation."""
     model = replace(config.model, schedule=notation(config.model.occurrences()))
     return tomli_w.dumps(_without_none(dataclasses.asdict(replace(config, model=model))))
+
+
+def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """The keys, as section.key, in which two configs differ, with both values."""
+    before, after = _flat(old), _flat(new)
+    return {
+        key: (before.get(key), after.get(key))
+        for key in (*before, *(key for key in after if key not in before))
+        if before.get(key) != after.get(key)
+    }
+
+
+def _flat(config: RunConfig) -> dict[str, Any]:
+    return {
+        f"{section}.{key}": value
+        for section, keys in tomllib.loads(dump(config)).items()
+        for key, value in keys.items()
+    }
 
 
 def _without_none(value: Any) -> Any:

@@ -2,12 +2,18 @@
 
     RUN/config.toml              the resolved config
     RUN/provenance.json          commit, versions, machine, backend, seed
+    RUN/metrics.jsonl            one line per step: what the run computed
+    RUN/timing.jsonl             one line per step: how fast
+    RUN/tensorboard/             the same for TensorBoard
     RUN/checkpoints/step-N/      weights, config, tokenizer.model; sealed by contents.json
+    RUN/lock                     held by the process that is writing
 
-A file or folder appears under its final name only when it is complete.
+A file or folder appears under its final name only when it is complete; the two that grow line by
+line are cut back to the checkpoint a run is resumed from.
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -16,12 +22,13 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from mixerloop import machine
 
@@ -30,6 +37,11 @@ PROVENANCE = "provenance.json"
 TOKENIZER = "tokenizer.model"
 CONTENTS = "contents.json"
 CHECKPOINTS = "checkpoints"
+METRICS = "metrics.jsonl"
+TIMING = "timing.jsonl"
+TENSORBOARD = "tensorboard"
+LOCK = "lock"
+LOCK_PATIENCE = 0.5  # seconds; whoever only asks whether a run is locked holds the lock a moment
 
 _VERSIONED = ("mixerloop", "torch", "numpy", "safetensors", "sentencepiece")
 
@@ -78,6 +90,62 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
+def remove_folder(path: Path) -> None:
+    """Take a folder's name away at once, then its files."""
+    beside = _beside(path)
+    path.rename(beside)
+    shutil.rmtree(beside)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a killed process had begun in a folder that nobody else is writing to."""
+    for beside in folder.glob(".*.partial"):
+        shutil.rmtree(beside) if beside.is_dir() else beside.unlink()
+
+
+def check_space(folder: Path, num_bytes: int) -> None:
+    """Refuse to begin writing what the disk cannot hold."""
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes:
+        raise ValueError(
+            f"{folder}: {num_bytes / 2**20:,.0f} MiB are to be written and the disk has "
+            f"{free / 2**20:,.0f} MiB left"
+        )
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """Be the only process that writes to a run; the lock goes when the process does."""
+    with (run / LOCK).open("a+") as file:
+        patience = time.monotonic() + LOCK_PATIENCE
+        while not _try_lock(file, fcntl.LOCK_EX):
+            if time.monotonic() > patience:
+                file.seek(0)
+                owner = file.read().strip() or "another process"
+                raise ValueError(f"{run}: {owner} is writing to this run")
+            time.sleep(LOCK_PATIENCE / 10)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}\n")
+        file.flush()
+        yield
+
+
+def is_locked(run: Path) -> bool:
+    """Whether a process is writing to a run."""
+    if not (run / LOCK).is_file():
+        return False
+    with (run / LOCK).open() as file:
+        return not _try_lock(file, fcntl.LOCK_SH)
+
+
+def _try_lock(file: IO[str], kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -102,14 +170,19 @@ def find_checkpoint(path: Path) -> Path:
         raise ValueError(f"{path}: there is no such run")
     if (path / CONTENTS).exists():
         return path
-    steps = {
-        int(name[1]): folder
-        for folder in (path / CHECKPOINTS).glob("step-*")
-        if (name := re.fullmatch(r"step-(\d+)", folder.name))
-    }
+    steps = checkpoints(path)
     if not steps:
         raise ValueError(f"{path}: neither a run with checkpoints nor a checkpoint")
     return steps[max(steps)]
+
+
+def checkpoints(run: Path) -> dict[int, Path]:
+    """The checkpoints of a run, by step."""
+    return {
+        int(name[1]): folder
+        for folder in (run / CHECKPOINTS).glob("step-*")
+        if (name := re.fullmatch(r"step-(\d+)", folder.name))
+    }
 
 
 def seal(folder: Path) -> None:

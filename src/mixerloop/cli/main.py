@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import tyro
 
 from mixerloop import __version__, machine
-from mixerloop.cli import data, describe, generate, init
+from mixerloop.cli import data, describe, generate, init, train
 from mixerloop.notation import shortened
 
 TRACEBACK = "MIXERLOOP_TRACEBACK"
@@ -17,6 +17,7 @@ TRACEBACK = "MIXERLOOP_TRACEBACK"
 Verb = (
     Annotated[describe.Describe, tyro.conf.subcommand("describe", description=describe.HELP)]
     | Annotated[data.Data, tyro.conf.subcommand("data", description=data.HELP)]
+    | Annotated[train.Train, tyro.conf.subcommand("train", description=train.HELP)]
     | Annotated[init.Init, tyro.conf.subcommand("init", description=init.HELP)]
     | Annotated[generate.Generate, tyro.conf.subcommand("generate", description=generate.HELP)]
 )
@@ -34,11 +35,12 @@ def main() -> None:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         sys.exit(130)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         if os.environ.get(TRACEBACK):
             raise
-        print(f"mixerloop: {_one_line(error)}", file=sys.stderr)
-        sys.exit(2)
+        rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
+        print(f"mixerloop{rank}: {_one_line(error)}", file=sys.stderr)
+        sys.exit(1 if isinstance(error, FloatingPointError) else 2)
 
 
 def _run() -> None:

@@ -7,7 +7,7 @@ enter, so they cannot change what is trained on. The position of a run is its st
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -77,6 +77,14 @@ def open_windows(folder: Path, split: Split, context: int | None) -> Windows:
     return TokenWindows(tokens, context)
 
 
+def fingerprint(folder: Path) -> str:
+    """The sha256 of a folder's manifest, which has those of everything else in it."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise ValueError(f"{folder}: no {MANIFEST}; prepare it with mixerloop data prepare")
+    return runs.sha256(path)
+
+
 def hops_settings(folder: Path) -> HopsSettings | None:
     """The settings of a folder that stands for hops, or None for one that holds tokens."""
     path = folder / MANIFEST
@@ -137,7 +145,7 @@ class Batches:
         mine = self.window_indices(step)[self.rank * share : (self.rank + 1) * share]
         return Batch(step, *self.windows.read(mine))
 
-    def prefetched(self, *, start: int, stop: int) -> Iterator[Batch]:
+    def prefetched(self, *, start: int, stop: int) -> Generator[Batch]:
         """The batches of these steps, read ahead in the background until the iterator is closed."""
         ready: queue.Queue[Batch | BaseException] = queue.Queue(PREFETCHED_BATCHES)
         closed = threading.Event()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mixerloop.config import ModelConfig
 from mixerloop.model.initialization import fresh_model, meta_model
+from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.model.sublayer import Cost
 from mixerloop.notation import notation
 from mixerloop.schedule import DEFAULT_NUM_PASSES, Schedule, Sublayer, full_loop
@@ -99,6 +100,17 @@ def account_schedule(
         state_bytes_per_sequence=num_mixer * model.mixer.state_bytes,
         activation_bytes_per_token=num_mixer * activation["mixer"] + num_ffn * activation["ffn"],
     )
+
+
+def training_flops_per_token(model: LoopedLM) -> int:
+    """Forward and backward of projections, recurrence and head; recomputing is not counted.
+
+    A multiply-add is two operations, and the backward of a product is two products.
+    """
+    cost = {"mixer": model.layers[0].mixer.cost(), "ffn": model.layers[0].ffn.cost()}
+    ran = [cost[occurrence.sublayer] for occurrence in model.schedule]
+    head = model.config.vocab_size * model.config.d_model
+    return 6 * (head + sum(cost.projection_macs + cost.recurrence_macs for cost in ran))
 
 
 def _backbone_macs(model: ModelAccount, schedule: Schedule) -> int:

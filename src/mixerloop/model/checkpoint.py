@@ -3,11 +3,13 @@
 Nothing here can execute code: weights are raw numbers, the config is TOML, the seal is JSON.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from mixerloop import config as configs
 from mixerloop import runs
@@ -22,17 +24,20 @@ def save_model(folder: Path, model: LoopedLM, config: RunConfig) -> None:
     """Write weights and config into a folder that is being made; the caller seals it."""
     if not isinstance(model, LoopedLM) or model.config != config.model:
         raise ValueError("the model to save is not the one its config describes")
-    tensors = {
-        name: parameter.detach().contiguous() for name, parameter in model.named_parameters()
-    }
+    save_tensors(folder / WEIGHTS, dict(model.named_parameters()))
+    runs.write_file(folder / runs.CONFIG, configs.dump(config))
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write float32 tensors into a folder that is being made."""
     for name, tensor in tensors.items():
         if tensor.dtype != torch.float32:
             raise ValueError(f"{name} is {tensor.dtype}; checkpoints hold float32")
+    whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     try:
-        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        save_file(whole, path, metadata={"format": "pt"})
     except SafetensorError as error:  # its own kind even for a full disk
-        raise ValueError(f"{folder / WEIGHTS}: cannot be written: {error}") from None
-    runs.write_file(folder / runs.CONFIG, configs.dump(config))
+        raise ValueError(f"{path}: cannot be written: {error}") from None
 
 
 def load_model(

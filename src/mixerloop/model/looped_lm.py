@@ -1,12 +1,14 @@
 """The looped language model: embed, walk the schedule, read out."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Literal, cast, get_args
+from functools import partial
+from typing import Literal, TypeVar, cast, get_args
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from mixerloop import machine
 from mixerloop.config import ImplementationChoice, ModelConfig
@@ -17,6 +19,7 @@ from mixerloop.model.pass_residual import PassResidualTable
 from mixerloop.model.sublayer import Mixer, MixerState
 from mixerloop.schedule import Occurrence, Schedule, Sublayer, num_passes_of
 
+T = TypeVar("T")
 TapPoint = Literal["input", "update"]
 """The residual that enters an occurrence, and what the occurrence adds to it."""
 Taps = Mapping[tuple[Occurrence, TapPoint], Callable[[Tensor], Tensor]]
@@ -122,11 +125,13 @@ class LoopedLM(nn.Module):
         context_off: Collection[Occurrence] = (),
         taps: Taps | None = None,
         before_pass: Float[Tensor, "batch seq d_model"] | None = None,
+        recompute: bool = False,
     ) -> tuple[Float[Tensor, "batch seq d_model"], dict[Occurrence, MixerState]]:
         """Run the occurrences in order; with `states` each mixer occurrence goes on from its own.
 
         The states after the last token come back only to a caller who gave some. A schedule may be
         walked in parts; a part that starts inside a pass of `pass_residual` needs `before_pass`.
+        With `recompute` autograd keeps the residual that enters an occurrence and nothing else.
         """
         taps = taps or {}
         self._check_addresses(schedule, context_off, taps)
@@ -138,9 +143,13 @@ class LoopedLM(nn.Module):
             if table is not None and table.opens(occurrence):
                 before_pass = residual
             state = states[occurrence] if states and occurrence.sublayer == "mixer" else None
-            update, state = self.layers[occurrence.layer](
-                residual, occurrence.sublayer, state=state, context_off=occurrence in context_off
+            run = partial(
+                self.layers[occurrence.layer],
+                sublayer=occurrence.sublayer,
+                state=state,
+                context_off=occurrence in context_off,
             )
+            update, state = _recomputed(run, residual) if recompute else run(residual)
             if tap := taps.get((occurrence, "update")):
                 update = _tapped(tap, update, occurrence)
             residual = residual + update
@@ -180,6 +189,11 @@ class LoopedLM(nn.Module):
             if point not in get_args(TapPoint):
                 known_points = ", ".join(get_args(TapPoint))
                 raise ValueError(f"{occurrence}: no tap point '{point}'; known: {known_points}")
+
+
+def _recomputed(run: Callable[..., T], residual: Tensor) -> T:
+    """Run now and, for its gradients, once more; nothing in a layer is drawn at random."""
+    return checkpoint(run, residual, use_reentrant=False, preserve_rng_state=False)  # pyright: ignore
 
 
 def _tapped(tap: Callable[[Tensor], Tensor], x: Tensor, occurrence: Occurrence) -> Tensor:

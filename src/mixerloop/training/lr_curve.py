@@ -3,7 +3,7 @@
 import math
 
 
-def learning_rate(step: int, *, peak: float, warmup_steps: int, total_steps: int) -> float:
+def learning_rate(step: int, *, peak: float, warmup_steps: int, total_steps: float) -> float:
     """The rate of update `step`, counted from 0.
 
     The last update of the warm-up is the first at the peak; from `total_steps` on it is zero.

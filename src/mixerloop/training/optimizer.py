@@ -25,11 +25,12 @@ def decays(model: LoopedLM) -> dict[str, bool]:
 
 
 def make_optimizer(model: LoopedLM, *, peak_lr: float, weight_decay: float) -> AdamW:
-    """AdamW over all parameters, in the model's order within each group."""
+    """AdamW over all trained parameters, in the model's order within each group."""
     groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
-    parameters = dict(model.named_parameters())
-    for name, decay in decays(model).items():
-        groups[decay].append(parameters[name])
+    decay = decays(model)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups[decay[name]].append(parameter)
     return AdamW(
         [
             {"params": groups[True], "weight_decay": weight_decay},
@@ -38,4 +39,14 @@ def make_optimizer(model: LoopedLM, *, peak_lr: float, weight_decay: float) -> A
         lr=peak_lr,
         betas=BETAS,
         eps=EPS,
+        fused=True,
     )
+
+
+def hold_what_never_runs(model: LoopedLM) -> None:
+    """Leave alone the weights of sublayers that are not in the schedule."""
+    runs = {(occurrence.layer, occurrence.sublayer) for occurrence in model.schedule}
+    for index, layer in enumerate(model.layers):
+        for name, parameter in layer.named_parameters():
+            sublayer = "mixer" if name.startswith("mixer") else "ffn"
+            parameter.requires_grad_((index, sublayer) in runs)

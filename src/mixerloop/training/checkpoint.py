@@ -1,0 +1,139 @@
+"""A run's position on disk: weights, optimizer state, and the step that fixes everything else.
+
+    step-N/model.safetensors    all weights, whatever the ranks
+    step-N/optimizer/           AdamW's two moments of every weight, by name
+    step-N/position.json        step, seconds, budget
+
+The order of data and whatever is drawn at random are functions of seed and step, so the step is the
+state of both. Under FSDP each rank writes its own part of the optimizer's state, as a PyTorch
+distributed checkpoint in safetensors, and any number of ranks can read it.
+"""
+
+import shutil
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save as save_parts
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from mixerloop import config as configs
+from mixerloop import runs
+from mixerloop.config import RunConfig
+from mixerloop.model.checkpoint import WEIGHTS, save_tensors
+from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.strict import from_dict
+from mixerloop.training.distributed import Ranks, whole
+
+OPTIMIZER = "optimizer"
+POSITION = "position.json"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Where a run stands."""
+
+    step: int
+    seconds: float
+    """Time spent training, over all sessions."""
+    total_steps: int | None
+    """Steps of the budget; none for a budget in seconds."""
+    seed: int
+    finished: bool
+
+
+def save(
+    run: Path,
+    model: LoopedLM,
+    optimizer: Optimizer | None,
+    position: Position,
+    *,
+    config: RunConfig,
+    tokenizer: Path | None,
+    ranks: Ranks,
+) -> Path:
+    """Write a checkpoint; every rank takes part, and the first one names it when all is there."""
+    weights = {name: whole(tensor.detach()) for name, tensor in model.named_parameters()}
+    moments = {} if optimizer is None else moments_of(model, optimizer)
+    folder = runs.checkpoint_folder(run, position.step)
+    if not ranks.is_first:
+        _save_parts(moments, Path(ranks.from_first("")))
+        ranks.wait()
+        return folder
+    with runs.new_folder(folder) as new:
+        (new / OPTIMIZER).mkdir()
+        ranks.from_first(str(new))
+        _save_parts(moments, new)
+        if moments and not _in_parts(moments):
+            save_tensors(new / OPTIMIZER / "optimizer.safetensors", moments)
+        save_tensors(new / WEIGHTS, weights)
+        runs.write_file(new / runs.CONFIG, configs.dump(config))
+        runs.write_file(new / POSITION, runs.to_json(asdict(position)))
+        if tokenizer is not None:
+            shutil.copyfile(tokenizer, new / runs.TOKENIZER)
+        runs.seal(new)
+    ranks.wait()
+    return folder
+
+
+def restore(folder: Path, model: LoopedLM, optimizer: Optimizer) -> Position:
+    """Give the optimizer the state it had; the weights are the model's own already."""
+    position = read_position(folder)
+    if position.step == 0:
+        return position
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                "step": torch.tensor(float(position.step)),
+                **{moment: torch.zeros_like(parameter) for moment in MOMENTS},
+            }
+    moments = moments_of(model, optimizer)
+    with warnings.catch_warnings():  # one process may read what several have written
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        load(moments, storage_reader=HuggingFaceStorageReader(str(folder / OPTIMIZER)))
+    return position
+
+
+def moments_of(model: LoopedLM, optimizer: Optimizer) -> dict[str, Tensor]:
+    """The optimizer's running means, under the names of their weights."""
+    return {
+        f"{moment}.{name}": optimizer.state[parameter][moment]
+        for name, parameter in model.named_parameters()
+        for moment in MOMENTS
+        if parameter in optimizer.state
+    }
+
+
+def read_position(folder: Path) -> Position:
+    """The position of a checkpoint."""
+    if not (folder / POSITION).is_file():
+        raise ValueError(f"{folder}: no {POSITION}; this checkpoint was not written by training")
+    return from_dict(Position, runs.read_json(folder / POSITION), f"{folder / POSITION}: ")
+
+
+def prune(run: Path, *, keep_last: int, keep_every: int | None) -> None:
+    """Remove checkpoints that are neither among the newest nor at a step to keep."""
+    steps = sorted(runs.checkpoints(run))
+    for step in steps[:-keep_last]:
+        if keep_every is None or step % keep_every:
+            runs.remove_folder(runs.checkpoint_folder(run, step))
+
+
+def _in_parts(moments: dict[str, Tensor]) -> bool:
+    return any(isinstance(tensor, DTensor) for tensor in moments.values())
+
+
+def _save_parts(moments: dict[str, Tensor], folder: Path) -> None:
+    """Each rank writes what it holds."""
+    if _in_parts(moments):
+        writer = HuggingFaceStorageWriter(str(folder / OPTIMIZER), save_distributed=True)
+        save_parts(moments, storage_writer=writer)

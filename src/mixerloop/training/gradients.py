@@ -1,0 +1,49 @@
+"""The gradient of one step: micro-batches summed on a rank, averaged over the ranks, clipped."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from mixerloop.config import ComputeDtype
+from mixerloop.data.batches import Batch
+from mixerloop.model.precision import compute_in
+from mixerloop.ops.sliced_cross_entropy import NOT_SCORED
+from mixerloop.training.distributed import Engine, Ranks, whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computation:
+    """How a rank works through its share of a batch; none of it changes what is computed."""
+
+    micro_batch: int
+    compute_dtype: ComputeDtype
+    ranks: Ranks
+
+
+def accumulate(engine: Engine, batch: Batch, computation: Computation) -> tuple[float, int]:
+    """Leave the gradient of the mean loss over all ranks' scored tokens in the parameters.
+
+    Returns this rank's summed loss and the number of tokens all ranks score.
+    """
+    micro_batch, ranks = computation.micro_batch, computation.ranks
+    (num_scored,) = ranks.total(int((batch.labels != NOT_SCORED).sum()))
+    scale = ranks.num_ranks / num_scored  # the engine averages over ranks; the loss is a sum
+    inputs, labels = (
+        torch.from_numpy(x).to(ranks.device, non_blocking=True)
+        for x in (batch.inputs, batch.labels)
+    )
+    summed = torch.zeros((), dtype=torch.float64, device=ranks.device)
+    for at in range(0, len(inputs), micro_batch):
+        here = slice(at, at + micro_batch)
+        with engine.sharing(now=here.stop >= len(inputs)):
+            with compute_in(computation.compute_dtype, ranks.device.type):
+                loss = engine(inputs[here], labels[here])
+            (loss * scale).backward()
+        summed += loss.detach()
+    return float(summed), int(num_scored)
+
+
+def clip(parameters: list[nn.Parameter], largest: float) -> float:
+    """Scale the gradient down to a norm of at most `largest`; returns the norm it had."""
+    return float(whole(nn.utils.clip_grad_norm_(parameters, largest)))

@@ -1,0 +1,43 @@
+"""The NLL of held-out windows, in nats per scored token."""
+
+import numpy as np
+import torch
+
+from mixerloop.config import ComputeDtype
+from mixerloop.data.batches import Windows
+from mixerloop.model.precision import compute_in
+from mixerloop.ops.sliced_cross_entropy import NOT_SCORED
+from mixerloop.training.distributed import Engine, Ranks
+
+
+@torch.no_grad()
+def held_out_nll(
+    engine: Engine,
+    windows: Windows,
+    *,
+    num_windows: int,
+    micro_batch: int,
+    compute_dtype: ComputeDtype,
+    ranks: Ranks,
+) -> float:
+    """Over the first `num_windows` windows, shared among the ranks.
+
+    Every rank runs as many forwards as the others, because under FSDP they run together; one that
+    has no windows left runs the first ones again without scoring them.
+    """
+    num_windows = min(num_windows, windows.num_windows)
+    share = -(-num_windows // ranks.num_ranks)
+    mine = np.arange(share) + ranks.rank * share
+    summed = scored = 0.0
+    engine.module.eval()
+    for at in range(0, share, micro_batch):
+        indices = mine[at : at + micro_batch]
+        inputs, labels = windows.read(indices % num_windows)
+        labels = np.where((indices < num_windows)[:, None], labels, NOT_SCORED)
+        with compute_in(compute_dtype, ranks.device.type):
+            loss = engine(*(torch.from_numpy(x).to(ranks.device) for x in (inputs, labels)))
+        summed += float(loss)
+        scored += int((labels != NOT_SCORED).sum())
+    engine.module.train()
+    summed, scored = ranks.total(summed, scored)
+    return summed / scored

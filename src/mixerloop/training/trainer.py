@@ -1,0 +1,328 @@
+"""The trainer: one step after another, until the budget is spent or somebody says stop.
+
+What a step does depends on the seed, the step and the weights before it, and on nothing else. That
+is what makes a run that was killed and resumed the same run, bit for bit.
+"""
+
+import hashlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from mixerloop import runs
+from mixerloop.config import DataConfig, RunConfig, TrainConfig
+from mixerloop.data.batches import Batch, Batches, Windows, open_windows
+from mixerloop.model.accounting import training_flops_per_token
+from mixerloop.model.checkpoint import load_model
+from mixerloop.training import checkpoint
+from mixerloop.training.budget import Budget, budget_of
+from mixerloop.training.checkpoint import Position
+from mixerloop.training.distributed import Engine, Ranks
+from mixerloop.training.gemm_rate import gemm_rate
+from mixerloop.training.gradients import Computation, accumulate, clip
+from mixerloop.training.held_out import held_out_nll
+from mixerloop.training.loss import SummedLoss
+from mixerloop.training.lr_curve import learning_rate
+from mixerloop.training.metrics import Metrics, Timing, Watcher
+from mixerloop.training.optimizer import hold_what_never_runs, make_optimizer
+
+BYTES_PER_PARAMETER = 12  # a checkpoint holds each weight and its two moments in float32
+ENDLESS = 2**62
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a session of training ended."""
+
+    step: int
+    finished: bool
+    stopped_by: int | None
+    """The signal that ended it early."""
+    checkpoint: Path
+
+
+class Trainer:
+    """A run taken up at its newest checkpoint."""
+
+    def __init__(self, run: Path, config: RunConfig, *, ranks: Ranks) -> None:
+        self.run, self.config, self.ranks = run, config, ranks
+        data, self.train_config = sections(config)
+        train = self.train_config
+        self.windows, self.held_out = open_data(config)
+        self.batches = Batches(
+            windows=self.windows,
+            seed=train.seed,
+            global_batch=train.global_batch,
+            rank=ranks.rank,
+            num_ranks=ranks.num_ranks,
+        )
+        tokenizer = Path(data.path) / runs.TOKENIZER
+        self.tokenizer = tokenizer if tokenizer.is_file() else None
+
+        folder = runs.find_checkpoint(run)
+        self.model, _ = load_model(folder, implementation=train.implementation)
+        self.num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        self.flops_per_token = training_flops_per_token(self.model)
+        self.budget = self._budget()
+        hold_what_never_runs(self.model)
+        if train.compile:
+            for layer in self.model.layers:
+                layer.compile()
+        loss = SummedLoss(self.model, recompute=train.recompute)
+        self.engine = Engine(loss, ranks=ranks, parallel=train.parallel)
+        self.optimizer = make_optimizer(
+            self.model, peak_lr=train.peak_lr, weight_decay=train.weight_decay
+        )
+        position = checkpoint.restore(folder, self.model, self.optimizer)
+        self.step, self.finished, self.newest = position.step, position.finished, folder
+        self.clock, self.spent = Clock(position.seconds), position.seconds
+        self.computation = Computation(
+            micro_batch=train.micro_batch or train.global_batch // ranks.num_ranks,
+            compute_dtype=train.compute_dtype,
+            ranks=ranks,
+        )
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one update, over all ranks."""
+        return self.train_config.global_batch * self.windows.context
+
+    def train(self, watchers: Sequence[Watcher] = ()) -> Outcome:
+        """Make steps until the end; watchers hear of each, on the first rank."""
+        stopped_by = None
+        if not self.finished:
+            with signals() as received:
+                stopped_by = self._train(watchers, received)
+        return Outcome(
+            step=self.step,
+            finished=self.finished,
+            stopped_by=stopped_by,
+            checkpoint=self.newest,
+        )
+
+    def _train(self, watchers: Sequence[Watcher], received: list[int]) -> int | None:
+        train, ranks = self.train_config, self.ranks
+        limit = sum(ranks.total(self._gemm_rate()))
+        batches = self.batches.prefetched(start=self.step, stop=self.budget.steps or ENDLESS)
+        self.clock.start()
+        with closing(batches):
+            for batch in batches:
+                before = self.clock.seconds
+                loss, grad_norm, rate, stop = self._update(batch, received)
+                self.step += 1
+                seconds = self.clock.seconds
+                self.spent = self._agreed(seconds)
+                self.finished = self.budget.is_spent(self.step, self.spent)
+                held_out = None
+                if self.finished or (
+                    train.evaluate_every and self.step % train.evaluate_every == 0
+                ):
+                    held_out = self._evaluate()
+                metrics = Metrics(
+                    step=self.step,
+                    tokens=self.step * self.tokens_per_step,
+                    flops=float(self.step * self.tokens_per_step * self.flops_per_token),
+                    loss=loss,
+                    grad_norm=grad_norm,
+                    learning_rate=rate,
+                    held_out_nll=held_out,
+                )
+                timing = self._timing(seconds - before, limit)
+                for watcher in watchers:
+                    watcher.step(metrics, timing)
+                if self.finished or stop or self.step % train.checkpoint_every == 0:
+                    self._save(watchers)
+                if self.finished or stop:
+                    break
+        return received[0] if received and not self.finished else None
+
+    def _update(self, batch: Batch, received: list[int]) -> tuple[float, float, float, bool]:
+        """One step: its loss, its gradient's norm, its learning rate, and whether to stop."""
+        train = self.train_config
+        torch.manual_seed(step_seed(train.seed, self.step, self.ranks.rank))
+        rate = learning_rate(
+            self.step,
+            peak=train.peak_lr,
+            warmup_steps=train.warmup_steps,
+            total_steps=max(train.warmup_steps, self.budget.total_steps(self.step, self.spent)),
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.zero_grad()
+        summed, num_scored = accumulate(self.engine, batch, self.computation)
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        grad_norm = clip(parameters, train.clip_norm)
+        summed, num_signals = self.ranks.total(summed, len(received))
+        loss = summed / num_scored
+        for name, value in (("loss", loss), ("gradient", grad_norm)):
+            if not math.isfinite(value):
+                raise FloatingPointError(self._not_finite(name, value))
+        self.optimizer.step()
+        return loss, grad_norm, rate, num_signals > 0
+
+    def _agreed(self, seconds: float) -> float:
+        """The first rank's clock, where the end of the run hangs on it."""
+        if self.budget.seconds is None:
+            return seconds
+        return sum(self.ranks.total(seconds if self.ranks.is_first else 0.0))
+
+    def _evaluate(self) -> float:
+        with self.clock.stopped():
+            return held_out_nll(
+                self.engine,
+                self.held_out,
+                num_windows=self.train_config.evaluate_windows,
+                micro_batch=self.computation.micro_batch,
+                compute_dtype=self.train_config.compute_dtype,
+                ranks=self.ranks,
+            )
+
+    def _save(self, watchers: Sequence[Watcher]) -> None:
+        with self.clock.stopped():
+            for watcher in watchers:
+                watcher.flush()
+            if self.ranks.is_first:
+                runs.check_space(self.run, self.num_parameters * BYTES_PER_PARAMETER)
+            self.newest = checkpoint.save(
+                self.run,
+                self.model,
+                self.optimizer,
+                Position(
+                    step=self.step,
+                    seconds=self.clock.seconds,
+                    total_steps=self.budget.steps,
+                    seed=self.train_config.seed,
+                    finished=self.finished,
+                ),
+                config=self.config,
+                tokenizer=self.tokenizer,
+                ranks=self.ranks,
+            )
+            if self.ranks.is_first:
+                train = self.train_config
+                checkpoint.prune(self.run, keep_last=train.keep_last, keep_every=train.keep_every)
+
+    def _timing(self, seconds: float, limit: float) -> Timing:
+        """The speed of one step; what is left goes by the mean of all."""
+        total = self.budget.total_steps(self.step, self.spent)
+        return Timing(
+            step=self.step,
+            seconds=seconds,
+            tokens_per_second=self.tokens_per_step / seconds,
+            gemm_share=self.tokens_per_step * self.flops_per_token / seconds / limit,
+            seconds_left=max(0.0, (total - self.step) * self.spent / self.step),
+        )
+
+    def _budget(self) -> Budget:
+        return budget_of(
+            self.train_config,
+            tokens_per_step=self.tokens_per_step,
+            flops_per_token=self.flops_per_token,
+        )
+
+    def _gemm_rate(self) -> float:
+        tokens = self.train_config.global_batch // self.ranks.num_ranks * self.windows.context
+        return gemm_rate(
+            self.config.model,
+            tokens=tokens,
+            compute_dtype=self.train_config.compute_dtype,
+            device=self.ranks.device,
+        )
+
+    def _not_finite(self, name: str, value: float) -> str:
+        size = self.train_config.global_batch
+        windows = self.batches.window_indices(self.step)
+        return (
+            f"step {self.step + 1}: the {name} is {value}; its batch is samples "
+            f"{self.step * size:,} to {(self.step + 1) * size - 1:,} of the order, windows "
+            f"{', '.join(map(str, windows[:4]))}{', ...' if size > 4 else ''} of "
+            f"{self.config.data.path if self.config.data else ''}; the last good checkpoint is "
+            f"{self.newest}"
+        )
+
+
+class Clock:
+    """Seconds of training, without what is done between steps."""
+
+    def __init__(self, seconds: float) -> None:
+        self._counted, self._started = seconds, None
+
+    _started: float | None
+
+    def start(self) -> None:
+        """Count from here."""
+        self._started = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """So far."""
+        running = 0.0 if self._started is None else time.perf_counter() - self._started
+        return self._counted + running
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """What happens inside does not count."""
+        self._counted, self._started = self.seconds, None
+        yield
+        self.start()
+
+
+def sections(config: RunConfig) -> tuple[DataConfig, TrainConfig]:
+    """The parts of a config that training needs."""
+    if config.data is None:
+        raise ValueError("config: there is no data section; say where the data is: --data.path DIR")
+    if config.train is None:
+        raise ValueError("config: there is no train section; say how long: --train.steps N")
+    return config.data, config.train
+
+
+def open_data(config: RunConfig) -> tuple[Windows, Windows]:
+    """The windows to train on and those held out, if the model can read them."""
+    data, _ = sections(config)
+    train, held_out = (
+        open_windows(Path(data.path), split, data.context) for split in ("train", "held_out")
+    )
+    if train.vocab_size > config.model.vocab_size:
+        raise ValueError(
+            f"{data.path}: {train.vocab_size:,} token ids do not fit the model's vocabulary of "
+            f"{config.model.vocab_size:,}; set model.vocab_size"
+        )
+    return train, held_out
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """What is drawn in a step depends on this and not on the steps before it."""
+    digest = hashlib.sha256(f"step/{seed}/{step}/{rank}".encode()).digest()
+    return int.from_bytes(digest[:8]) >> 1
+
+
+@contextmanager
+def signals() -> Iterator[list[int]]:
+    """Collect requests to stop; a second Ctrl-C interrupts at once.
+
+    Except under `torchrun`, which passes on the first one that the processes have had already.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and received and not torch.distributed.is_initialized():
+            raise KeyboardInterrupt
+        received.append(number)
+
+    old = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield received
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
