@@ -15,11 +15,11 @@ setup: .venv/.ready
 	@$(PIP) -e ".[dev]"
 	@touch $@
 
-# Other people's gated delta rule; the parity tests compare with it when it is there.
+# What some tests need and a user may not: other people's gated delta rule, Weights & Biases.
 peers: .venv/.peers
 
 .venv/.peers: .venv/.ready
-	@$(PIP) -e ".[peers]"
+	@$(PIP) -e ".[peers,wandb]"
 	@touch $@
 
 test: setup

@@ -201,6 +201,14 @@ class RunConfig:
     data: DataConfig | None = None
     train: TrainConfig | None = None
 
+    def for_training(self) -> tuple[DataConfig, TrainConfig]:
+        """The sections a run needs to be trained."""
+        if self.data is None:
+            raise ValueError("config: no data section; say where the data is: --data.path DIR")
+        if self.train is None:
+            raise ValueError("config: no train section; say how long: --train.steps N")
+        return self.data, self.train
+
 
 def preset(name: str) -> ModelConfig:
     """A preset by its name."""

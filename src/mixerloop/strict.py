@@ -36,8 +36,10 @@ def from_dict(cls: type[T], data: dict[str, Any], where: str = "") -> T:
 
 
 def _typed(value: Any, hint: Any, name: str) -> Any:
-    """TOML has tables, lists and scalars; a dataclass also has tuples and optional values."""
+    """TOML and JSON have tables, lists and scalars; a dataclass also has tuples."""
     if get_origin(hint) in (Union, types.UnionType):
+        if value is None and type(None) in get_args(hint):
+            return None
         (hint,) = [option for option in get_args(hint) if option is not type(None)]
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):

@@ -43,6 +43,8 @@ class Train:
     """The run to make; runs/NAME for a config NAME.toml unless you say so."""
     resume: Path | None = None
     """The run to go on with."""
+    until: int | None = None
+    """Stop at this step, saved, and leave the rest of the budget to --resume."""
     json: bool = False
     """Print JSON for programs, and no progress."""
     overrides: Overrides = field(default_factory=Overrides)
@@ -52,17 +54,18 @@ class Train:
         run_config = self._config(given(self.overrides))
 
         from mixerloop.training.distributed import joined
-        from mixerloop.training.trainer import sections
 
-        _, train = sections(run_config)
+        _, train = run_config.for_training()
         with joined(train.device) as ranks:
             run = self._run_folder(run_config, ranks)
             ranks.wait()  # the first rank may have made it just now
             if not ranks.is_first:
-                outcome = _train(run, run_config, ranks, show=False)[0]
+                outcome, _ = _train(run, run_config, ranks, until=self.until, show=False)
             else:
                 with runs.locked(run):
-                    outcome, last = _train(run, run_config, ranks, show=not self.json)
+                    outcome, last = _train(
+                        run, run_config, ranks, until=self.until, show=not self.json
+                    )
                 _say(run, outcome, last, as_json=self.json)
         if outcome.stopped_by is not None:
             sys.exit(128 + outcome.stopped_by)
@@ -92,7 +95,7 @@ class Train:
 
 
 def _train(
-    run: Path, run_config: RunConfig, ranks: "Ranks", *, show: bool
+    run: Path, run_config: RunConfig, ranks: "Ranks", *, until: int | None, show: bool
 ) -> tuple["Outcome", "Metrics | None"]:
     from mixerloop.training.trainer import Trainer
 
@@ -100,10 +103,10 @@ def _train(
         runs.remove_leftovers(run / runs.CHECKPOINTS)
     trainer = Trainer(run, run_config, ranks=ranks)
     if not ranks.is_first or trainer.finished:
-        return trainer.train(), None
+        return trainer.train(until=until), None
     watchers, line = _watchers(run, trainer, show=show)
     try:
-        outcome = trainer.train(watchers)
+        outcome = trainer.train(watchers, until=until)
     finally:
         for watcher in watchers:
             watcher.close()
@@ -171,9 +174,9 @@ def _say(run: Path, outcome: "Outcome", last: "Metrics | None", *, as_json: bool
         facts = {"run": str(run), "step": outcome.step, "finished": outcome.finished}
         figures = None if last is None else asdict(last)
         print(runs.to_json({**facts, "checkpoint": str(outcome.checkpoint), "last": figures}))
-    elif outcome.stopped_by is not None:
-        name = signal.Signals(outcome.stopped_by).name
-        print(f"{run}: stopped by {name} at step {outcome.step:,}, which is saved")
+    elif not outcome.finished:
+        by = "" if outcome.stopped_by is None else f" by {signal.Signals(outcome.stopped_by).name}"
+        print(f"{run}: stopped{by} at step {outcome.step:,}, which is saved")
         print(f"go on: {_command()} train --resume {run}")
     elif last is None:
         print(f"{run}: was finished already, at step {outcome.step:,}")

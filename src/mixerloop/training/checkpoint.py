@@ -11,7 +11,6 @@ distributed checkpoint in safetensors, and any number of ranks can read it.
 
 import shutil
 import warnings
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -30,25 +29,11 @@ from mixerloop import runs
 from mixerloop.config import RunConfig
 from mixerloop.model.checkpoint import WEIGHTS, save_tensors
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.strict import from_dict
 from mixerloop.training.distributed import Ranks, whole
+from mixerloop.training.position import Position, read_position, write_position
 
 OPTIMIZER = "optimizer"
-POSITION = "position.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Position:
-    """Where a run stands."""
-
-    step: int
-    seconds: float
-    """Time spent training, over all sessions."""
-    total_steps: int | None
-    """Steps of the budget; none for a budget in seconds."""
-    seed: int
-    finished: bool
 
 
 def save(
@@ -77,7 +62,7 @@ def save(
             save_tensors(new / OPTIMIZER / "optimizer.safetensors", moments)
         save_tensors(new / WEIGHTS, weights)
         runs.write_file(new / runs.CONFIG, configs.dump(config))
-        runs.write_file(new / POSITION, runs.to_json(asdict(position)))
+        write_position(new, position)
         if tokenizer is not None:
             shutil.copyfile(tokenizer, new / runs.TOKENIZER)
         runs.seal(new)
@@ -111,13 +96,6 @@ def moments_of(model: LoopedLM, optimizer: Optimizer) -> dict[str, Tensor]:
         for moment in MOMENTS
         if parameter in optimizer.state
     }
-
-
-def read_position(folder: Path) -> Position:
-    """The position of a checkpoint."""
-    if not (folder / POSITION).is_file():
-        raise ValueError(f"{folder}: no {POSITION}; this checkpoint was not written by training")
-    return from_dict(Position, runs.read_json(folder / POSITION), f"{folder / POSITION}: ")
 
 
 def prune(run: Path, *, keep_last: int, keep_every: int | None) -> None:

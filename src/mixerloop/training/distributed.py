@@ -97,12 +97,25 @@ class Engine:
             fully_shard(loss, mesh=mesh)
         else:
             self.module = DistributedDataParallel(
-                loss.to(ranks.device), broadcast_buffers=False, gradient_as_bucket_view=True
+                loss.to(ranks.device), gradient_as_bucket_view=True
             )
 
     def __call__(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """The summed loss of these windows."""
         return self.module(tokens, labels)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside, nothing is kept for a backward.
+
+        FSDP leaves the outermost weights put together until the backward; there will be none.
+        """
+        self.module.eval()
+        with torch.no_grad():
+            yield
+        self.module.train()
+        if isinstance(self.module, FSDPModule):
+            self.module.reshard()
 
     def sharing(self, now: bool) -> AbstractContextManager[object]:
         """Inside, gradients are averaged over the ranks now, or kept here for a later backward."""

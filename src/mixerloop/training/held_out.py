@@ -10,7 +10,6 @@ from mixerloop.ops.sliced_cross_entropy import NOT_SCORED
 from mixerloop.training.distributed import Engine, Ranks
 
 
-@torch.no_grad()
 def held_out_nll(
     engine: Engine,
     windows: Windows,
@@ -29,15 +28,14 @@ def held_out_nll(
     share = -(-num_windows // ranks.num_ranks)
     mine = np.arange(share) + ranks.rank * share
     summed = scored = 0.0
-    engine.module.eval()
-    for at in range(0, share, micro_batch):
-        indices = mine[at : at + micro_batch]
-        inputs, labels = windows.read(indices % num_windows)
-        labels = np.where((indices < num_windows)[:, None], labels, NOT_SCORED)
-        with compute_in(compute_dtype, ranks.device.type):
-            loss = engine(*(torch.from_numpy(x).to(ranks.device) for x in (inputs, labels)))
-        summed += float(loss)
-        scored += int((labels != NOT_SCORED).sum())
-    engine.module.train()
+    with engine.evaluating():
+        for at in range(0, share, micro_batch):
+            indices = mine[at : at + micro_batch]
+            inputs, labels = windows.read(indices % num_windows)
+            labels = np.where((indices < num_windows)[:, None], labels, NOT_SCORED)
+            with compute_in(compute_dtype, ranks.device.type):
+                loss = engine(*(torch.from_numpy(x).to(ranks.device) for x in (inputs, labels)))
+            summed += float(loss)
+            scored += int((labels != NOT_SCORED).sum())
     summed, scored = ranks.total(summed, scored)
     return summed / scored

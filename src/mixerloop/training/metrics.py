@@ -134,7 +134,7 @@ class WeightsAndBiases:
 
     def step(self, metrics: Metrics, timing: Timing) -> None:
         """One point in each chart."""
-        self._run.log(_charts(metrics, timing), step=metrics.step)
+        self._run.log(_charts(metrics, timing), step=metrics.step, commit=True)
 
     def flush(self) -> None:
         """It sends by itself."""
@@ -144,21 +144,27 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file that grows line by line; a last line cut off by a kill is left out."""
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+def last_line(path: Path, *, having: str = "step") -> dict[str, Any]:
+    """The last record that has a key, or nothing."""
+    for line in reversed(_whole_lines(path)):
+        if having in (record := json.loads(line)):
+            return record
+    return {}
 
 
 def cut_back(path: Path, step: int) -> None:
     """Keep the records up to a step: what came after it will be done again."""
     if path.exists():
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        whole = [line for line in lines if line.endswith("\n")]
-        kept = [line for line in whole if json.loads(line)["step"] <= step]
+        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step]
         runs.write_file(path, "".join(kept))
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The lines of a file that grows; a last one cut off by a kill is left out."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [line for line in lines if line.endswith("\n")]
 
 
 def _charts(metrics: Metrics, timing: Timing) -> dict[str, float]:

@@ -11,9 +11,9 @@ from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import fresh_model
 from mixerloop.training import checkpoint
 from mixerloop.training.budget import budget_of
-from mixerloop.training.checkpoint import Position
 from mixerloop.training.distributed import Ranks
-from mixerloop.training.trainer import BYTES_PER_PARAMETER, open_data, sections
+from mixerloop.training.position import Position
+from mixerloop.training.trainer import BYTES_PER_PARAMETER, open_data
 
 MAY_CHANGE = {
     *("data.path", "train.micro_batch", "train.recompute", "train.compile", "train.device"),
@@ -27,7 +27,7 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> None:
     """Make a run of fresh weights at step 0; only the first rank writes."""
     if not ranks.is_first:
         return
-    data, train = sections(config)
+    data, train = config.for_training()
     if run.exists():
         raise ValueError(
             f"{run} already exists; go on with mixerloop train --resume {run}, or choose another "
@@ -82,7 +82,7 @@ def resumed_config(run: Path, *, config_file: Path | None, overrides: configs.Ta
                 f"{run}: {key} is {_said(before)} in this run, not {_said(after)}; it decides what "
                 "is computed, so start a new run to change it"
             )
-    data, _ = sections(new)
+    data, _ = new.for_training()
     trained_on = runs.read_json(run / runs.PROVENANCE).get("data")
     if fingerprint(Path(data.path)) != trained_on:
         raise ValueError(f"{data.path}: not the data this run was trained on, though it lies there")
@@ -92,7 +92,7 @@ def resumed_config(run: Path, *, config_file: Path | None, overrides: configs.Ta
 def note_session(run: Path, config: RunConfig, *, ranks: Ranks, step: int) -> None:
     """Record who takes a run up, from which step, and with what."""
     provenance = runs.read_json(run / runs.PROVENANCE)
-    _, train = sections(config)
+    _, train = config.for_training()
     computed = {
         key: value
         for key, value in dataclasses.asdict(train).items()

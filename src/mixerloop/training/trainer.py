@@ -18,13 +18,12 @@ from types import FrameType
 import torch
 
 from mixerloop import runs
-from mixerloop.config import DataConfig, RunConfig, TrainConfig
+from mixerloop.config import RunConfig
 from mixerloop.data.batches import Batch, Batches, Windows, open_windows
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.checkpoint import load_model
 from mixerloop.training import checkpoint
 from mixerloop.training.budget import Budget, budget_of
-from mixerloop.training.checkpoint import Position
 from mixerloop.training.distributed import Engine, Ranks
 from mixerloop.training.gemm_rate import gemm_rate
 from mixerloop.training.gradients import Computation, accumulate, clip
@@ -33,6 +32,7 @@ from mixerloop.training.loss import SummedLoss
 from mixerloop.training.lr_curve import learning_rate
 from mixerloop.training.metrics import Metrics, Timing, Watcher
 from mixerloop.training.optimizer import hold_what_never_runs, make_optimizer
+from mixerloop.training.position import Position
 
 BYTES_PER_PARAMETER = 12  # a checkpoint holds each weight and its two moments in float32
 ENDLESS = 2**62
@@ -54,7 +54,7 @@ class Trainer:
 
     def __init__(self, run: Path, config: RunConfig, *, ranks: Ranks) -> None:
         self.run, self.config, self.ranks = run, config, ranks
-        data, self.train_config = sections(config)
+        data, self.train_config = config.for_training()
         train = self.train_config
         self.windows, self.held_out = open_data(config)
         self.batches = Batches(
@@ -95,12 +95,12 @@ class Trainer:
         """Tokens of one update, over all ranks."""
         return self.train_config.global_batch * self.windows.context
 
-    def train(self, watchers: Sequence[Watcher] = ()) -> Outcome:
-        """Make steps until the end; watchers hear of each, on the first rank."""
+    def train(self, watchers: Sequence[Watcher] = (), *, until: int | None = None) -> Outcome:
+        """Make steps until the end, or until a step; watchers hear of each, on the first rank."""
         stopped_by = None
-        if not self.finished:
+        if not self.finished and (until is None or self.step < until):
             with signals() as received:
-                stopped_by = self._train(watchers, received)
+                stopped_by = self._train(watchers, received, until)
         return Outcome(
             step=self.step,
             finished=self.finished,
@@ -108,7 +108,9 @@ class Trainer:
             checkpoint=self.newest,
         )
 
-    def _train(self, watchers: Sequence[Watcher], received: list[int]) -> int | None:
+    def _train(
+        self, watchers: Sequence[Watcher], received: list[int], until: int | None
+    ) -> int | None:
         train, ranks = self.train_config, self.ranks
         limit = sum(ranks.total(self._gemm_rate()))
         batches = self.batches.prefetched(start=self.step, stop=self.budget.steps or ENDLESS)
@@ -118,6 +120,7 @@ class Trainer:
                 before = self.clock.seconds
                 loss, grad_norm, rate, stop = self._update(batch, received)
                 self.step += 1
+                stop = stop or self.step == until
                 seconds = self.clock.seconds
                 self.spent = self._agreed(seconds)
                 self.finished = self.budget.is_spent(self.step, self.spent)
@@ -275,18 +278,9 @@ class Clock:
         self.start()
 
 
-def sections(config: RunConfig) -> tuple[DataConfig, TrainConfig]:
-    """The parts of a config that training needs."""
-    if config.data is None:
-        raise ValueError("config: there is no data section; say where the data is: --data.path DIR")
-    if config.train is None:
-        raise ValueError("config: there is no train section; say how long: --train.steps N")
-    return config.data, config.train
-
-
 def open_data(config: RunConfig) -> tuple[Windows, Windows]:
     """The windows to train on and those held out, if the model can read them."""
-    data, _ = sections(config)
+    data, _ = config.for_training()
     train, held_out = (
         open_windows(Path(data.path), split, data.context) for split in ("train", "held_out")
     )

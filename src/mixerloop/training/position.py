@@ -1,0 +1,42 @@
+"""Where a run stands: the small file beside the tensors of a checkpoint."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mixerloop import runs
+from mixerloop.strict import from_dict
+
+POSITION = "position.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """A point of a run, from which everything after it follows."""
+
+    step: int
+    """Updates made; with the seed it fixes the next batch and whatever is drawn at random."""
+    seed: int
+    seconds: float
+    """Time spent training, over all sessions."""
+    total_steps: int | None
+    """Updates the budget pays for; none for a budget in seconds."""
+    finished: bool
+
+
+def write_position(folder: Path, position: Position) -> None:
+    """Put a position beside the tensors it belongs to."""
+    runs.write_file(folder / POSITION, runs.to_json(asdict(position)))
+
+
+def read_position(folder: Path) -> Position:
+    """The position of a checkpoint."""
+    path = folder / POSITION
+    if not path.is_file():
+        raise ValueError(f"{folder}: no {POSITION}; this checkpoint was not written by training")
+    data = runs.read_json(path)
+    if not isinstance(data, dict):
+        raise ValueError(f"{path}: not a position")
+    try:
+        return from_dict(Position, data)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None

@@ -1,0 +1,75 @@
+"""What can be said of a run from its files alone."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mixerloop import config as configs
+from mixerloop import runs
+from mixerloop.training.metrics import last_line
+from mixerloop.training.position import POSITION, read_position
+
+State = Literal["running", "finished", "stopped", "fresh", "damaged"]
+"""`stopped` can be resumed; `fresh` has weights and no training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """One run."""
+
+    run: str
+    state: State
+    schedule: str | None = None
+    step: int | None = None
+    """Of the newest metrics; the newest checkpoint may be older."""
+    total_steps: int | None = None
+    checkpoint_step: int | None = None
+    loss: float | None = None
+    held_out_nll: float | None = None
+    tokens_per_second: float | None = None
+    seconds: float | None = None
+    """Time spent training until the newest checkpoint."""
+    problem: str | None = None
+
+
+def find_runs(folder: Path) -> Iterator[Path]:
+    """The runs in a folder and in the folders of it, in the order of their names."""
+    for path, folders, files in os.walk(folder):
+        if runs.CONFIG in files and runs.PROVENANCE in files:
+            folders.clear()
+            yield Path(path)
+        else:
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+
+
+def status(run: Path) -> Status:
+    """Read what a run says of itself."""
+    try:
+        return _status(run)
+    except ValueError as error:
+        return Status(run=str(run), state="damaged", problem=str(error))
+
+
+def _status(run: Path) -> Status:
+    schedule = configs.load(run / runs.CONFIG).model.schedule
+    folder = runs.find_checkpoint(run)
+    (checkpoint_step,) = (step for step, path in runs.checkpoints(run).items() if path == folder)
+    if not (folder / POSITION).exists():
+        return Status(run=str(run), state="fresh", schedule=schedule, checkpoint_step=0)
+    position = read_position(folder)
+    metrics, timing = last_line(run / runs.METRICS), last_line(run / runs.TIMING)
+    state: State = "finished" if position.finished else "stopped"
+    return Status(
+        run=str(run),
+        state="running" if runs.is_locked(run) else state,
+        schedule=schedule,
+        step=metrics.get("step", position.step),
+        total_steps=position.total_steps,
+        checkpoint_step=checkpoint_step,
+        loss=metrics.get("loss"),
+        held_out_nll=last_line(run / runs.METRICS, having="held_out_nll").get("held_out_nll"),
+        tokens_per_second=timing.get("tokens_per_second"),
+        seconds=position.seconds,
+    )

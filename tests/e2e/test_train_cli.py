@@ -1,0 +1,179 @@
+"""`mixerloop train` and `mixerloop runs` as a user runs them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mixerloop.data.hops import HopsSettings, write_hops
+
+ROOT = Path(__file__).parents[2]
+CONFIG = """
+[model]
+num_layers = 1
+d_model = 16
+num_heads = 2
+d_head = 8
+d_ffn = 24
+vocab_size = 12
+schedule = "mixer_loop(2)"
+
+[data]
+path = "data"
+
+[train]
+steps = 20
+global_batch = 4
+warmup_steps = 2
+compute_dtype = "float32"
+checkpoint_every = 5
+"""
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "mixerloop", *map(str, arguments)]
+
+
+def run(*arguments, cwd):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command(*arguments), cwd=cwd, capture_output=True, text=True, env=environment
+    )
+
+
+@pytest.fixture
+def place(tmp_path):
+    write_hops(tmp_path / "data", HopsSettings())
+    (tmp_path / "small.toml").write_text(CONFIG)
+    return tmp_path
+
+
+def assert_refused(done, *parts):
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("mixerloop: ")
+    for part in parts:
+        assert part in done.stderr
+
+
+def test_train_look_and_generate(place):
+    done = run("train", "small.toml", cwd=place)
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.splitlines()
+    assert last[0].startswith("runs/small: 20 steps, 3,120 tokens, loss ")
+    assert last[1] == "next: mixerloop generate runs/small --prompt-tokens 1 2 3"
+    assert "step 1/20  loss 2." in done.stderr
+    assert "of GEMM" in done.stderr
+
+    listed = run("runs", cwd=place)
+    assert "runs/small" in listed.stdout
+    assert "finished" in listed.stdout
+    (one,) = json.loads(run("runs", "--json", cwd=place).stdout)
+    assert (one["state"], one["step"], one["schedule"]) == ("finished", 20, "A2 F")
+
+    again = run("train", "--resume", "runs/small", cwd=place)
+    assert again.stdout == "runs/small: was finished already, at step 20\n"
+    said = run("generate", "runs/small", "--prompt-tokens", 1, 2, "--max-tokens", 3, cwd=place)
+    assert said.returncode == 0, said.stderr
+
+
+def test_json_is_all_that_is_printed(place):
+    done = run("train", "small.toml", "--json", "--out", "x", "--train.steps", 3, cwd=place)
+    assert done.stderr == ""
+    result = json.loads(done.stdout)
+    assert (result["run"], result["step"], result["finished"]) == ("x", 3, True)
+    assert result["last"]["held_out_nll"] > 0
+
+
+def test_keys_can_be_given_as_options(place):
+    options = ("--train.steps", 4, "--train.checkpoint_every", 2, "--train.seed", 7)
+    more = ("--model.schedule", "full_loop(3)", "--train.recompute", "true", "--json")
+    done = run("train", "small.toml", "--out", "x", *options, *more, cwd=place)
+    assert done.returncode == 0, done.stderr
+    resolved = (place / "x/config.toml").read_text()
+    for line in ("steps = 4", "checkpoint_every = 2", "seed = 7", "recompute = true"):
+        assert line in resolved
+    assert 'schedule = "(A F)3"' in resolved
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_run_is_saved_and_says_how_to_go_on(place, number):
+    started = subprocess.Popen(
+        command("train", "small.toml", "--out", "x", "--train.steps", 100_000),
+        cwd=place, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    metrics = place / "x/metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_text().count("\n") > 3):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    again = run("train", "--resume", "x", cwd=place)
+    assert_refused(again, f"x: process {started.pid} on ", "is writing to this run")
+    started.send_signal(number)
+    output, _ = started.communicate(timeout=60)
+    assert started.returncode == 128 + number
+    name = signal.Signals(number).name
+    assert f"x: stopped by {name} at step " in output
+    assert output.endswith("go on: mixerloop train --resume x\n")
+    (one,) = json.loads(run("runs", ".", "--json", cwd=place).stdout)
+    assert one["state"] == "stopped"
+    assert one["step"] == one["checkpoint_step"]
+    went_on = run("train", "--resume", "x", "--until", one["step"] + 2, cwd=place)
+    assert went_on.returncode == 0, went_on.stderr
+    assert f"x: stopped at step {one['step'] + 2:,}, which is saved" in went_on.stdout
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_it_ends_in_the_same_bits():
+    script = ROOT / "benchmarks" / "kill_and_resume.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--kills", "3", "--steps", "300"],
+        capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 kills, 300 steps: bit-identical" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["train"], ["name a config to train, or a run to go on with"]),
+        (["train", "nix.toml"], ["nix.toml: cannot read this config"]),
+        (["train", "--resume", "nix"], ["nix: there is no such run"]),
+        (["train", "--resume", "x", "--out", "y"], ["leave --out out"]),
+        (["train", "small.toml", "--out", "data"], ["data already exists", "--resume data"]),
+        (["train", "small.toml", "--data.path", "nix"], ["nix: no manifest.json; prepare it"]),
+        (["train", "small.toml", "--data.context", 9], ["39 tokens, not 9"]),
+        (["train", "small.toml", "--train.steps", -1], ["train.steps must be above 0"]),
+        (["train", "small.toml", "--model.schedule", "2x(A F)"], ["2 layers; the model has 1"]),
+        (["train", "small.toml", "--train.device", "cuda"], ["no CUDA device here"]),
+        (["train", "small.toml", "--out", "small.toml/x"], ["small.toml/x: cannot be made"]),
+        (["runs", "nix"], ["nix: there is no such folder"]),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(place, arguments, parts):
+    before = sorted(path.name for path in place.iterdir())
+    assert_refused(run(*arguments, cwd=place), *parts)
+    assert sorted(path.name for path in place.iterdir()) == before
+
+
+def test_an_option_that_does_not_exist_is_refused_with_the_near_one(place):
+    done = run("train", "small.toml", "--train.checkpoint_evry", 3, cwd=place)
+    assert done.returncode == 2
+    assert "checkpoint" in done.stderr
+    assert not (place / "runs").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named(place):
+    if os.geteuid() == 0:
+        target = "/proc/run"
+    else:
+        (place / "closed").mkdir(mode=0o500)
+        target = "closed/run"
+    assert_refused(run("train", "small.toml", "--out", target, cwd=place), f"{target}: cannot be")

@@ -1,0 +1,57 @@
+"""Twenty steps of nano for each loop: a change here is a change of every trained result."""
+
+from dataclasses import replace
+
+import pytest
+
+from mixerloop.config import DataConfig, RunConfig, TrainConfig, preset
+from mixerloop.data.hops import HopsSettings, write_hops
+from mixerloop.training.distributed import Ranks
+from mixerloop.training.run_folder import begin
+from mixerloop.training.trainer import Trainer
+
+SAME = 1e-4  # relative: another processor sums in another order, and twenty updates amplify it
+STEPS = (1, 10, 20)
+LOSSES = {
+    "no_loop": (7.69028, 6.202058, 5.238116),
+    "mixer_loop": (7.757056, 6.242865, 5.289362),
+    "ffn_loop": (8.140913, 6.428479, 5.50452),
+    "block_loop": (8.128991, 6.441587, 5.513499),
+    "full_loop": (8.070297, 6.387191, 5.456002),
+}
+
+
+class Collect:
+    def __init__(self):
+        self.losses = {}
+
+    def step(self, metrics, timing):
+        self.losses[metrics.step] = metrics.loss
+
+    def flush(self):
+        pass
+
+    close = flush
+
+
+@pytest.mark.parametrize("loop", LOSSES)
+def test_twenty_steps_always_lose_the_same(loop, tmp_path):
+    write_hops(tmp_path / "data", HopsSettings())
+    config = RunConfig(
+        model=replace(preset("nano"), schedule=loop),
+        data=DataConfig(path=str(tmp_path / "data")),
+        train=TrainConfig(
+            steps=20,
+            global_batch=8,
+            micro_batch=4,
+            warmup_steps=5,
+            peak_lr=1e-3,
+            compute_dtype="float32",
+            evaluate_windows=1,
+        ),
+    )
+    begin(tmp_path / "run", config, ranks=Ranks())
+    collect = Collect()
+    Trainer(tmp_path / "run", config, ranks=Ranks()).train([collect])
+    found = tuple(collect.losses[step] for step in STEPS)
+    assert found == pytest.approx(LOSSES[loop], rel=SAME)

@@ -1,0 +1,125 @@
+"""The configs in the repository: they load, and matched ones differ in what loops."""
+
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from mixerloop import config
+from mixerloop.config import PRESETS, ModelConfig, RunConfig, run_config
+from mixerloop.schedule import LOOPS
+
+FILES = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
+PAPER = ("no_loop", "mixer_loop", "full_loop")
+
+TRAINED = {
+    "model": {"preset": "nano"},
+    "data": {"path": "somewhere", "context": 64},
+    "train": {"steps": 2000},
+}
+
+
+def families():
+    found = defaultdict(dict)
+    for path in FILES:
+        size, data, loop = path.stem.split("-")
+        found[f"{size}-{data}"][loop] = path
+    return found
+
+
+def test_there_is_a_config_for_every_run_of_the_paper_and_for_a_laptop():
+    for size in ("15m", "42m", "110m"):
+        assert set(families()[f"{size}-climbmix"]) == set(PAPER)
+    for data in ("stdlib", "hops"):
+        assert set(families()[f"nano-{data}"]) == set(LOOPS)
+
+
+@pytest.mark.parametrize("family", sorted(families()))
+def test_matched_configs_differ_in_the_schedule_line_only(family):
+    without = set()
+    for loop, path in families()[family].items():
+        lines = path.read_text().splitlines()
+        assert lines.count(f'schedule = "{loop}"') == 1
+        without.add("\n".join(line for line in lines if not line.startswith("schedule = ")))
+    assert len(without) == 1
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_config_loads_and_reads_back(path, tmp_path):
+    loaded = config.load(path)
+    (tmp_path / "config.toml").write_text(config.dump(loaded))
+    assert config.differences(config.load(tmp_path / "config.toml"), loaded) == {}
+
+
+@pytest.mark.parametrize("size", ["15m", "110m"])
+def test_the_papers_configs_are_the_papers_recipe(size):
+    loaded = config.load(FILES[0].parent / f"{size}-climbmix-mixer_loop.toml")
+    data, train = loaded.for_training()
+    assert loaded.model == PRESETS[size]
+    assert (train.peak_lr, train.warmup_steps, train.weight_decay) == (5e-4, 1000, 0.1)
+    assert (train.clip_norm, train.compute_dtype, train.seed) == (1.0, "bfloat16", 1337)
+    assert (train.steps, train.global_batch, data.context) == (100_000, 512, 1024)
+
+
+def test_the_papers_recipe_is_the_default():
+    text = (FILES[0].parent / "15m-climbmix-mixer_loop.toml").read_text()
+    said = tomllib.loads(text)["train"]
+    default = run_config({**TRAINED, "train": {"steps": 100_000}}).train
+    for key in ("global_batch", "peak_lr", "warmup_steps", "weight_decay", "clip_norm", "seed"):
+        assert getattr(default, key) == said[key]
+
+
+def test_an_override_takes_the_place_of_what_the_file_says(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text('[model]\npreset = "nano"\n[data]\npath = "a"\n[train]\nsteps = 5000\n')
+    loaded = config.load(
+        path,
+        {"train": {"tokens": 10**9, "seed": 7}, "data": {"path": "b"}, "model": {"preset": "15m"}},
+    )
+    data, train = loaded.for_training()
+    assert (train.steps, train.tokens, train.seed) == (None, 10**9, 7)
+    assert data.path == "b"
+    assert loaded.model == PRESETS["15m"]
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "message"),
+    [
+        ("train", {"steps": None}, "give one of steps, tokens, flops, seconds; none is"),
+        ("train", {"tokens": 5}, "steps and tokens are given"),
+        ("train", {"stepz": 5}, "train: unknown key stepz; did you mean steps?"),
+        ("train", {"steps": 0}, "train.steps must be above 0, got 0"),
+        ("train", {"steps": 20}, "train.warmup_steps = 1,000 is more than the 20 steps there are"),
+        ("train", {"seed": -1}, "seed must be from 0"),
+        ("train", {"peak_lr": 0.0}, "train.peak_lr must be above 0"),
+        ("train", {"clip_norm": float("inf")}, "train.clip_norm must be above 0"),
+        ("train", {"weight_decay": -0.1}, "train.weight_decay must be 0 or more"),
+        ("train", {"micro_batch": 0}, "train.micro_batch must be at least 1"),
+        ("train", {"keep_last": 0}, "train.keep_last must be at least 1"),
+        ("train", {"compute_dtype": "float16"}, "train.compute_dtype = 'float16'"),
+        ("train", {"parallel": "fdsp"}, "train.parallel = 'fdsp'"),
+        ("data", {"context": 0}, "data.context must be at least 1"),
+        ("data", {"path": None}, "data.path is missing"),
+    ],
+)
+def test_what_cannot_be_trained_is_named(section, change, message):
+    tables = TRAINED | {section: TRAINED[section] | change}
+    tables = {
+        name: {key: value for key, value in table.items() if value is not None}
+        for name, table in tables.items()
+    }
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        run_config(tables)
+    assert message in str(caught.value)
+
+
+def test_differences_are_named_by_section_and_key(tiny: ModelConfig):
+    old = run_config(TRAINED)
+    new = run_config(TRAINED, {"train": {"seed": 1, "micro_batch": 2}})
+    assert config.differences(old, new) == {
+        "train.seed": (1337, 1),
+        "train.micro_batch": (None, 2),
+    }
+    assert config.differences(old, old) == {}
+    assert "data.path" in config.differences(old, RunConfig(model=tiny))
