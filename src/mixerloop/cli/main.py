@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import tyro
 
 from mixerloop import __version__, machine
-from mixerloop.cli import data, describe, generate, init, runs_verb, train
+from mixerloop.cli import data, describe, evaluate, generate, init, runs_verb, train
 from mixerloop.notation import shortened
 
 TRACEBACK = "MIXERLOOP_TRACEBACK"
@@ -19,6 +19,7 @@ Verb = (
     | Annotated[data.Data, tyro.conf.subcommand("data", description=data.HELP)]
     | Annotated[train.Train, tyro.conf.subcommand("train", description=train.HELP)]
     | Annotated[runs_verb.Runs, tyro.conf.subcommand("runs", description=runs_verb.HELP)]
+    | Annotated[evaluate.Evaluate, tyro.conf.subcommand("evaluate", description=evaluate.HELP)]
     | Annotated[init.Init, tyro.conf.subcommand("init", description=init.HELP)]
     | Annotated[generate.Generate, tyro.conf.subcommand("generate", description=generate.HELP)]
 )

@@ -1,0 +1,81 @@
+"""How often a model answers right, by the number of hops the question takes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mixerloop.data.hops import Hops
+from mixerloop.evaluation.intervals import Estimate, bootstrap_ratio
+from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.schedule import Schedule
+
+BATCH = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopsAccuracy:
+    """The share of right answers to questions of some number of hops."""
+
+    hops: int
+    questions: int
+    accuracy: Estimate
+    guess: float
+    """What is right without following anything; see `guesses`."""
+
+
+@torch.no_grad()
+def hops_accuracy(
+    model: LoopedLM, hops: Hops, *, num_sequences: int, schedule: Schedule | None = None
+) -> list[HopsAccuracy]:
+    """For each number of hops, over the first sequences of a split, resampled by sequence."""
+    indices = np.arange(min(num_sequences, hops.num_windows))
+    sequences, asked_hops = hops.sequences(indices)
+    answers = sequences[:, hops.answer_positions()]
+    right = np.concatenate(
+        [
+            answered(model, hops, sequences[at : at + BATCH], schedule) == answers[at : at + BATCH]
+            for at in range(0, len(sequences), BATCH)
+        ]
+    )
+    guessed = guesses(hops, sequences) == answers
+    results = []
+    for number in range(1, hops.settings.max_hops + 1):
+        asked = asked_hops == number
+        questions = asked.sum(axis=1)
+        results.append(
+            HopsAccuracy(
+                hops=number,
+                questions=int(asked.sum()),
+                accuracy=bootstrap_ratio((right & asked).sum(axis=1), questions),
+                guess=float(guessed[asked].mean()),
+            )
+        )
+    return results
+
+
+def answered(
+    model: LoopedLM, hops: Hops, sequences: np.ndarray, schedule: Schedule | None
+) -> np.ndarray:
+    """The node a model finds most likely at each answer, all earlier answers in view."""
+    device = model.embedding.weight.device
+    positions = torch.from_numpy(hops.answer_positions() - 1).to(device)
+    tokens = torch.from_numpy(sequences[:, :-1]).to(device)
+    logits = model(tokens, positions=positions, schedule=schedule)
+    return logits[..., : hops.settings.num_nodes].argmax(-1).cpu().numpy()
+
+
+def guesses(hops: Hops, sequences: np.ndarray) -> np.ndarray:
+    """The best that can be said without a look-up in the list of pairs.
+
+    A question that was asked before in the sequence has its answer there; for any other, the node
+    asked about is the most likely end of two hops or more, because permutations have short cycles.
+    """
+    answer_at = hops.answer_positions()
+    said = sequences[:, answer_at - 1].copy()
+    questions = sequences[:, answer_at - 2] * hops.vocab_size + sequences[:, answer_at - 1]
+    for later in range(len(answer_at)):
+        for earlier in range(later):
+            again = questions[:, later] == questions[:, earlier]
+            said[again, later] = sequences[again, answer_at[earlier]]
+    return said
