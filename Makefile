@@ -33,23 +33,28 @@ check: setup
 	$(BIN)/python -m pytest -q tests/unit/test_imports.py
 
 study: setup
-	@echo "Training and the study of trained models are still to come."
-	@echo "This is what can be done before: the cost of each loop, data, and decoding from fresh weights."
+	@echo "The study with its report is still to come. This is what can be measured before:"
+	@echo "the cost of each loop, and what looping the mixer buys one small layer."
 	@echo
 	@$(BIN)/mixerloop describe 15m
 	@echo
 	@$(BIN)/mixerloop describe 110m
 	@echo
 	@rm -rf runs/first-look && mkdir -p runs/first-look
-	@$(BIN)/mixerloop data prepare stdlib --out runs/first-look/stdlib
-	@$(BIN)/mixerloop init nano --tokenizer runs/first-look/stdlib/tokenizer.model --out runs/first-look/fresh
-	@$(BIN)/mixerloop generate runs/first-look/fresh --prompt "import" --max-tokens 30
+	@$(BIN)/mixerloop data prepare hops --out runs/first-look/hops
+	@for loop in no_loop mixer_loop; do \
+		$(BIN)/mixerloop train configs/nano-hops-$$loop.toml --data.path runs/first-look/hops \
+			--train.steps 600 --out runs/first-look/$$loop && \
+		$(BIN)/mixerloop evaluate hops runs/first-look/$$loop || exit 1; \
+	done
 	@echo
+	@$(BIN)/mixerloop runs runs/first-look
 	@$(BIN)/mixerloop describe 15m --picture runs/first-look/loops.svg --json > runs/first-look/cost.json
-	@echo "done: the loops as a picture in runs/first-look/loops.svg, their cost in runs/first-look/cost.json"
+	@echo "done: two runs, the loops as a picture and their cost in runs/first-look"
 
 bench: setup
 	$(BIN)/python benchmarks/operator_memory.py
+	$(BIN)/python benchmarks/training_memory.py
 	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/data.py
 

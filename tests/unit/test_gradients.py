@@ -1,5 +1,6 @@
 """What a step computes does not depend on how the work is cut."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -122,3 +123,21 @@ def test_weights_that_never_run_are_left_alone(tiny, batch):
     for name, parameter in model.named_parameters():
         moved = not torch.equal(parameter, before[name])
         assert moved == ("ffn" not in name), name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of its own workings
+def test_compiled_layers_give_the_same_gradient(tiny):
+    config = replace(tiny, num_layers=1, schedule="mixer_loop(2)")
+    tokens = torch.arange(2 * 20).reshape(2, 20)
+    gradients = []
+    for compiled in (False, True):
+        model = fresh_model(config, seed=1)
+        if compiled:
+            model.layers[0].compile()
+        SummedLoss(model)(tokens, tokens).backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+    plain, same = gradients
+    for name, gradient in plain.items():
+        torch.testing.assert_close(same[name], gradient, rtol=1e-4, atol=1e-5, msg=name)

@@ -1,6 +1,7 @@
 """`mixerloop evaluate`: what a trained model can do."""
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -58,7 +59,8 @@ class Evaluate:
         hops = Hops(settings, "held_out")
         if hops.vocab_size > config.model.vocab_size:
             raise ValueError(f"{data}: {hops.vocab_size} token ids do not fit the model")
-        found = hops_accuracy(model, hops, num_sequences=self.sequences, schedule=schedule)
+        logits_at = partial(model, schedule=schedule)
+        found = hops_accuracy(logits_at, hops, num_sequences=self.sequences)
         result = {
             "checkpoint": str(folder),
             "schedule": notation(schedule),

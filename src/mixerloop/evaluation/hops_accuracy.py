@@ -1,16 +1,24 @@
 """How often a model answers right, by the number of hops the question takes."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mixerloop.data.hops import Hops
 from mixerloop.evaluation.intervals import Estimate, bootstrap_ratio
-from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.schedule import Schedule
 
 BATCH = 256
+
+
+class LogitsAt(Protocol):
+    """What is asked of a model."""
+
+    def __call__(self, tokens: Tensor, *, positions: Tensor) -> Tensor:
+        """Logits [batch, positions, vocab] after each of these positions."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,19 +33,13 @@ class HopsAccuracy:
 
 
 @torch.no_grad()
-def hops_accuracy(
-    model: LoopedLM, hops: Hops, *, num_sequences: int, schedule: Schedule | None = None
-) -> list[HopsAccuracy]:
+def hops_accuracy(logits_at: LogitsAt, hops: Hops, *, num_sequences: int) -> list[HopsAccuracy]:
     """For each number of hops, over the first sequences of a split, resampled by sequence."""
     indices = np.arange(min(num_sequences, hops.num_windows))
     sequences, asked_hops = hops.sequences(indices)
     answers = sequences[:, hops.answer_positions()]
-    right = np.concatenate(
-        [
-            answered(model, hops, sequences[at : at + BATCH], schedule) == answers[at : at + BATCH]
-            for at in range(0, len(sequences), BATCH)
-        ]
-    )
+    parts = np.split(sequences, range(BATCH, len(sequences), BATCH))
+    right = np.concatenate([answered(logits_at, hops, part) for part in parts]) == answers
     guessed = guesses(hops, sequences) == answers
     results = []
     for number in range(1, hops.settings.max_hops + 1):
@@ -54,15 +56,11 @@ def hops_accuracy(
     return results
 
 
-def answered(
-    model: LoopedLM, hops: Hops, sequences: np.ndarray, schedule: Schedule | None
-) -> np.ndarray:
+def answered(logits_at: LogitsAt, hops: Hops, sequences: np.ndarray) -> np.ndarray:
     """The node a model finds most likely at each answer, all earlier answers in view."""
-    device = model.embedding.weight.device
-    positions = torch.from_numpy(hops.answer_positions() - 1).to(device)
-    tokens = torch.from_numpy(sequences[:, :-1]).to(device)
-    logits = model(tokens, positions=positions, schedule=schedule)
-    return logits[..., : hops.settings.num_nodes].argmax(-1).cpu().numpy()
+    positions = torch.from_numpy(hops.answer_positions() - 1)
+    logits = logits_at(torch.from_numpy(sequences[:, :-1]), positions=positions)
+    return logits[..., : hops.settings.num_nodes].argmax(-1).numpy()
 
 
 def guesses(hops: Hops, sequences: np.ndarray) -> np.ndarray:

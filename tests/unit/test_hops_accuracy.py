@@ -1,0 +1,114 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from mixerloop.config import ModelConfig
+from mixerloop.data.hops import Hops, HopsSettings, write_hops
+from mixerloop.evaluation.hops_accuracy import guesses, hops_accuracy
+from mixerloop.evaluation.intervals import bootstrap_ratio
+from mixerloop.model.initialization import fresh_model
+
+
+@pytest.fixture
+def hops():
+    return Hops(HopsSettings(), "held_out")
+
+
+class Oracle:
+    """Follows the pairs, but never further than a number of hops."""
+
+    def __init__(self, hops, reach):
+        self.hops, self.reach = hops, reach
+
+    def __call__(self, tokens, *, positions):
+        n = self.hops.settings.num_nodes
+        logits = torch.zeros(len(tokens), len(positions), self.hops.vocab_size)
+        for row, sequence in enumerate(tokens.tolist()):
+            leads_to = dict(zip(sequence[0 : 2 * n : 2], sequence[1 : 2 * n : 2], strict=True))
+            for column, position in enumerate(positions.tolist()):
+                node, number = sequence[position], sequence[position - 1] - n + 1
+                for _ in range(min(number, self.reach)):
+                    node = leads_to[node]
+                logits[row, column, node] = 1
+        return logits
+
+
+def test_who_follows_every_pair_is_always_right(hops):
+    for one in hops_accuracy(Oracle(hops, reach=4), hops, num_sequences=100):
+        assert one.accuracy == (1.0, 1.0, 1.0)
+
+
+def test_who_follows_two_pairs_is_right_for_two_hops(hops):
+    found = hops_accuracy(Oracle(hops, reach=2), hops, num_sequences=400)
+    assert [one.accuracy.value == 1.0 for one in found] == [True, True, False, False]
+    for one in found[2:]:
+        assert one.accuracy.lower < one.accuracy.value < one.accuracy.upper < 0.6
+    assert sum(one.questions for one in found) == 400 * 8
+
+
+def test_a_fresh_model_knows_nothing(hops):
+    config = ModelConfig(
+        num_layers=1, d_model=16, num_heads=2, d_head=8, d_ffn=16, vocab_size=hops.vocab_size
+    )
+    for one in hops_accuracy(fresh_model(config, seed=0), hops, num_sequences=500):
+        assert one.accuracy.value < 0.5
+
+
+def test_a_guess_is_the_node_itself_or_an_answer_seen_before(hops):
+    n = hops.settings.num_nodes
+    sequences, asked_hops = hops.sequences(np.arange(300))
+    said = guesses(hops, sequences)
+    seen_again = 0
+    for row, sequence in enumerate(sequences.tolist()):
+        answers = {}
+        for column, at in enumerate(hops.answer_positions()):
+            question = (sequence[at - 2], sequence[at - 1])
+            seen_again += question in answers
+            assert said[row, column] == answers.get(question, question[1])
+            answers[question] = sequence[at]
+            assert sequence[at - 2] == n + asked_hops[row, column] - 1
+    assert seen_again > 100
+
+
+def test_the_interval_of_a_ratio_covers_as_often_as_it_says():
+    generator = np.random.default_rng(0)
+    covered = 0
+    for trial in range(200):
+        units = generator.integers(1, 5, size=150)
+        right = generator.binomial(units, 0.3)
+        _, lower, upper = bootstrap_ratio(right, units, seed=trial)
+        covered += lower <= 0.3 <= upper
+    assert 0.90 <= covered / 200 <= 0.99
+
+
+def test_an_interval_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="for each unit"):
+        bootstrap_ratio(np.zeros(0), np.zeros(0))
+
+
+def test_the_command_prints_json_and_refuses_other_data(tmp_path):
+    run, data = tmp_path / "run", tmp_path / "data"
+    (tmp_path / "c.toml").write_text(
+        "[model]\nnum_layers = 1\nd_model = 16\nnum_heads = 2\nd_head = 8\nd_ffn = 16\n"
+        "vocab_size = 12\n"
+    )
+    mixerloop = [sys.executable, "-m", "mixerloop"]
+    subprocess.run(
+        [*mixerloop, "init", str(tmp_path / "c.toml"), "--out", str(run)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    write_hops(data, HopsSettings())
+    evaluate = [*mixerloop, "evaluate", "hops", str(run), "--sequences", "50"]
+    done = subprocess.run(
+        [*evaluate, "--data", str(data), "--json"], capture_output=True, text=True
+    )
+    result = json.loads(done.stdout)
+    assert [one["hops"] for one in result["accuracy_by_hop"]] == [1, 2, 3, 4]
+    assert result["schedule"] == "A4 F"
+    refused = subprocess.run(evaluate, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "this run was not trained; name the data with --data" in refused.stderr
