@@ -40,7 +40,7 @@ evaluate_every = 7
 evaluate_windows = 32
 checkpoint_every = 5
 """
-SOONEST, LATEST = 0.5, 7.0  # seconds after the start; importing torch takes some of them
+STARTING = 0.3  # share of the kills at any moment; the others come after a step of their session
 
 
 def main() -> None:
@@ -72,13 +72,17 @@ def same_after_kills(folder: Path, options: argparse.Namespace) -> bool:
     moments = random.Random(options.seed)  # noqa: S311
     for number in range(options.kills):
         process = subprocess.Popen(start_or_resume(config, killed), stderr=subprocess.DEVNULL)
-        time.sleep(moments.uniform(SOONEST, LATEST))
+        if number >= STARTING * options.kills:
+            wait_for_a_step(process, killed)
+            time.sleep(moments.uniform(0.0, 1.5))
+        else:
+            time.sleep(moments.uniform(0.1, 6.0))
         if process.poll() is not None:
             print(f"the run ended before kill {number + 1}; give it more --steps")
             return False
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        print(f"kill {number + 1}: {where(killed)}")
+        print(f"kill {number + 1}: {where(killed)}", flush=True)
     subprocess.run(start_or_resume(config, killed), check=True)
 
     files = [
@@ -96,6 +100,19 @@ def same_after_kills(folder: Path, options: argparse.Namespace) -> bool:
         f"{options.kills} kills, {options.steps} steps: {'bit-identical' if same else 'DIFFERENT'}"
     )
     return same
+
+
+def wait_for_a_step(process: subprocess.Popen, run: Path) -> None:
+    """Until this session has written a line of metrics."""
+    metrics = run / "metrics.jsonl"
+    before = metrics.stat().st_mtime_ns if metrics.exists() else 0
+    cut = False  # resuming cuts the file back first, and that is no step
+    while process.poll() is None:
+        now = metrics.stat().st_mtime_ns if metrics.exists() else 0
+        if now != before and cut:
+            return
+        cut, before = cut or now != before, now
+        time.sleep(0.01)
 
 
 def start_or_resume(config: Path, run: Path) -> list[str]:

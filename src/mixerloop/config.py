@@ -31,6 +31,7 @@ BUDGETS = ("steps", "tokens", "flops", "seconds")
 Tables = dict[str, dict[str, Any]]
 """Sections and their keys, as TOML has them."""
 
+LARGEST_NUMBER = 1e30  # more operations than anyone will spend on one run
 LARGEST_SIZE = 2**24  # wider than any model; a slip should not ask for all the memory there is
 
 
@@ -174,9 +175,17 @@ class TrainConfig:
             found = f"{' and '.join(given)} are given" if given else "none is"
             raise ValueError(f"train: give one of {', '.join(BUDGETS)}; {found}")
         check_seed(self.seed)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name != "seed" and isinstance(value, int | float) and value > LARGEST_NUMBER:
+                raise ValueError(f"train.{field.name} must be at most {LARGEST_NUMBER:g}")
         for name in (*given, "peak_lr", "clip_norm"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"train.{name} must be above 0, got {getattr(self, name)}")
+        if self.global_batch > LARGEST_SIZE:
+            raise ValueError(
+                f"train.global_batch must be at most {LARGEST_SIZE:,}, got {self.global_batch:,}"
+            )
         for name, least in (("weight_decay", 0.0), ("warmup_steps", 0)):
             if not least <= getattr(self, name) < math.inf:
                 raise ValueError(f"train.{name} must be 0 or more, got {getattr(self, name)}")

@@ -19,6 +19,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -156,7 +157,7 @@ def _sync(path: Path) -> None:
 
 
 def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.partial")
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
 
 
 def checkpoint_folder(run: Path, step: int) -> Path:
@@ -192,8 +193,8 @@ def seal(folder: Path) -> None:
         for file in sorted(folder.rglob("*"))
         if file.is_file() and file != folder / CONTENTS
     }
-    for name in files:
-        _sync(folder / name)
+    for path in (*(folder / name for name in files), *filter(Path.is_dir, folder.rglob("*"))):
+        _sync(path)
     write_file(folder / CONTENTS, to_json({"files": files}))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from mixerloop.config import DataConfig, RunConfig, TrainConfig, preset
 from mixerloop.data.hops import HopsSettings, write_hops
-from mixerloop.training.distributed import Ranks
+from mixerloop.training.ranks import Ranks
 from mixerloop.training.run_folder import begin
 from mixerloop.training.trainer import Trainer
 

@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from mixerloop.data.batches import Batch
 from mixerloop.model.initialization import fresh_model
 from mixerloop.schedule import LOOPS
-from mixerloop.training.distributed import Engine, Ranks
+from mixerloop.training.engine import Engine
 from mixerloop.training.gradients import Computation, accumulate, clip
 from mixerloop.training.loss import SummedLoss
 from mixerloop.training.optimizer import hold_what_never_runs, make_optimizer
+from mixerloop.training.ranks import Ranks
 
 SAME = 1e-10  # float64, relative to the largest value: sums in another order
 CLIP = 0.1  # below the norm this gradient has

@@ -3,9 +3,11 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +19,11 @@ from safetensors.torch import load_file
 from mixerloop import runs
 from mixerloop.config import run_config
 from mixerloop.data.batches import Batches
-from mixerloop.data.hops import HopsSettings, write_hops
+from mixerloop.data.hops import Hops, HopsSettings, write_hops
 from mixerloop.model.checkpoint import load_model
-from mixerloop.training.distributed import Ranks
 from mixerloop.training.metrics import JsonLines, TensorBoard, WeightsAndBiases, cut_back
 from mixerloop.training.position import read_position
+from mixerloop.training.ranks import Ranks
 from mixerloop.training.run_folder import begin, resumed_config
 from mixerloop.training.status import find_runs, status
 from mixerloop.training.trainer import Trainer, step_seed
@@ -68,6 +70,22 @@ def go(run, config, *, until=None, watchers=()):
         return trainer.train([lines, *watchers], until=until)
     finally:
         lines.close()
+
+
+class Die:
+    """A watcher that ends a session at a step as a kill would: nothing more is written."""
+
+    def __init__(self, step):
+        self.at = step
+
+    def step(self, metrics, timing):
+        if metrics.step == self.at:
+            raise KeyboardInterrupt
+
+    def flush(self):
+        pass
+
+    close = flush
 
 
 def records(path):
@@ -127,25 +145,65 @@ def test_steps_after_the_checkpoint_are_made_again(tmp_path, config):
     assert_same_run(contents(tmp_path / "whole"), contents(tmp_path / "fresh"))
 
 
-def test_micro_batches_and_recomputing_may_change_on_the_way(tmp_path, config):
-    go(tmp_path / "whole", with_train(config, micro_batch=2))
+def test_recomputing_may_begin_on_the_way(tmp_path, config):
+    go(tmp_path / "whole", config)
+    go(tmp_path / "parts", config, until=5)
+    go(tmp_path / "parts", with_train(config, recompute=True))
+    assert_same_run(contents(tmp_path / "whole"), contents(tmp_path / "parts"))
+
+
+def test_micro_batches_may_change_on_the_way(tmp_path, config):
+    go(tmp_path / "whole", with_train(config, micro_batch=4))
     go(tmp_path / "parts", with_train(config, micro_batch=2), until=5)
-    go(tmp_path / "parts", with_train(config, micro_batch=2, recompute=True))
+    go(tmp_path / "parts", with_train(config, micro_batch=1))
+    for mine, their in zip(
+        records(tmp_path / "whole/metrics.jsonl"),
+        records(tmp_path / "parts/metrics.jsonl"),
+        strict=True,
+    ):
+        assert mine["loss"] == pytest.approx(their["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "pass_residual"),
+    [
+        ("3x(A)", "none"),
+        ("3x(F)", "none"),
+        ("3x(A)", "ffn"),
+        ("3x(F)", "mixer"),
+        ("3x(A)", "block"),
+    ],
+)
+def test_a_schedule_that_leaves_weights_out_can_be_resumed(
+    tmp_path, config, schedule, pass_residual
+):
+    model = replace(config.model, schedule=schedule, pass_residual=pass_residual)
+    config = replace(config, model=model)
+    go(tmp_path / "whole", config)
+    go(tmp_path / "parts", config, until=5)
+    go(tmp_path / "parts", config)
     assert_same_run(contents(tmp_path / "whole"), contents(tmp_path / "parts"))
 
 
 def test_matched_runs_start_from_the_same_weights_and_see_the_same_batches(tmp_path, config):
-    loops = ("no_loop", "full_loop(2)")
-    for loop in loops:
+    trainers = []
+    for loop in ("no_loop", "full_loop(2)"):
         changed = replace(config, model=replace(config.model, schedule=loop))
         begin(tmp_path / loop, changed, ranks=Ranks())
-    first, second = (load_model(tmp_path / loop)[0] for loop in loops)
-    for (name, mine), their in zip(first.named_parameters(), second.parameters(), strict=True):
+        trainers.append(Trainer(tmp_path / loop, changed, ranks=Ranks()))
+    first, second = trainers
+    assert first.model.schedule != second.model.schedule
+    for (name, mine), their in zip(
+        first.model.named_parameters(), second.model.parameters(), strict=True
+    ):
         assert torch.equal(mine, their), name
-    trainers = [Trainer(tmp_path / loop, config, ranks=Ranks()) for loop in loops]
     for step in (0, 3):
         mine, their = (trainer.batches.window_indices(step) for trainer in trainers)
         assert np.array_equal(mine, their)
+    other = with_train(config, seed=7)
+    begin(tmp_path / "other", other, ranks=Ranks())
+    third = Trainer(tmp_path / "other", other, ranks=Ranks())
+    assert not np.array_equal(third.batches.window_indices(0), first.batches.window_indices(0))
 
 
 def test_what_is_drawn_in_a_step_does_not_depend_on_the_steps_before(tmp_path, config):
@@ -177,14 +235,44 @@ def test_a_budget_in_tokens_or_flops_ends_at_its_step(tmp_path, config, budget):
     assert go(tmp_path / "run", with_train(config, steps=None, **budget)).step == 12
 
 
-def test_a_budget_in_seconds_ends_in_time_and_at_a_rate_of_zero(tmp_path, config):
-    outcome = go(tmp_path / "run", with_train(config, steps=None, seconds=1.0))
+@pytest.mark.parametrize("warmup_steps", [2, 1000])
+def test_a_budget_in_seconds_ends_in_time_and_at_a_rate_near_zero(tmp_path, config, warmup_steps):
+    """Even when the time is too short for the warm-up that was asked for."""
+    changed = with_train(config, steps=None, seconds=1.0, warmup_steps=warmup_steps)
+    outcome = go(tmp_path / "run", changed)
     assert outcome.finished
+    lines, times = (records(tmp_path / "run" / name) for name in ("metrics.jsonl", "timing.jsonl"))
     position = read_position(outcome.checkpoint)
-    assert 1.0 <= position.seconds < 30.0
-    rates = [line["learning_rate"] for line in records(tmp_path / "run/metrics.jsonl")]
-    assert rates[1] == 1e-2
-    assert rates[-1] < 1e-3
+    assert 1.0 <= position.seconds <= 1.0 + times[-1]["seconds"] + 0.1
+    rates = [line["learning_rate"] for line in lines]
+    assert rates[-1] < max(rates) / 5
+    assert max(rates) <= 1e-2
+
+
+def test_waiting_for_data_counts(tmp_path, config, monkeypatch):
+    begin(tmp_path / "run", config, ranks=Ranks())
+    trainer = Trainer(tmp_path / "run", config, ranks=Ranks())
+    read = Hops.read
+
+    def slow(self, indices):
+        time.sleep(0.1)
+        return read(self, indices)
+
+    monkeypatch.setattr(Hops, "read", slow)
+    seconds = []
+
+    class Keep:
+        def step(self, metrics, timing):
+            seconds.append(timing.seconds)
+
+        def flush(self):
+            pass
+
+        close = flush
+
+    trainer.train([Keep()], until=6)
+    assert sum(seconds) == pytest.approx(trainer.clock.seconds, rel=0.2)
+    assert sum(seconds) >= 0.5
 
 
 def test_checkpoints_to_keep_are_kept(tmp_path, config):
@@ -281,11 +369,11 @@ def test_a_run_is_not_begun_twice(tmp_path, config):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"train": {"seed": 7}}, "train.seed is 1337 in this run, not 7"),
-        ({"train": {"steps": 20}}, "train.steps is 12 in this run, not 20"),
-        ({"train": {"tokens": 20000}}, "train.steps is 12 in this run, not not set"),
-        ({"model": {"schedule": "no_loop"}}, "model.schedule is 3x(A2 F) in this run, not 3x(A F)"),
-        ({"train": {"compute_dtype": "bfloat16"}}, "train.compute_dtype is float32 in this run"),
+        ({"train": {"seed": 7}}, "train.seed was 1337 and would be 7"),
+        ({"train": {"steps": 20}}, "train.steps was 12 and would be 20"),
+        ({"train": {"tokens": 20000}}, "train.steps was 12 and would be not set"),
+        ({"model": {"schedule": "no_loop"}}, "model.schedule was 3x(A2 F) and would be 3x(A F)"),
+        ({"train": {"compute_dtype": "bfloat16"}}, "train.compute_dtype was float32"),
         ({"train": {"stepz": 7}}, "unknown key stepz"),
     ],
 )
@@ -296,6 +384,49 @@ def test_a_config_that_computes_something_else_is_refused(tmp_path, config, over
         resumed_config(tmp_path / "run", config_file=None, overrides=overrides)
     assert message in str(caught.value)
     assert (tmp_path / "run/config.toml").read_bytes() == before
+
+
+def test_a_config_edited_by_hand_is_held_against_the_checkpoint(tmp_path, config):
+    outcome = go(tmp_path / "run", config, until=4)
+    for changed in (
+        with_train(config, peak_lr=1e-3),
+        replace(config, model=replace(config.model, schedule="no_loop")),
+    ):
+        with pytest.raises(ValueError, match=r"step-4: .* and would be .*; it decides what"):
+            Trainer(tmp_path / "run", changed, ranks=Ranks())
+    outcome.checkpoint.rename(outcome.checkpoint.with_name("step-5"))
+    with pytest.raises(ValueError, match="its position is not that of this run at this step"):
+        Trainer(tmp_path / "run", config, ranks=Ranks())
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path, config):
+    go(tmp_path / "run", config, until=3)
+    trainer = Trainer(tmp_path / "run", config, ranks=Ranks())
+
+    class Poison:
+        def step(self, metrics, timing):
+            with torch.no_grad():
+                trainer.model.layers[0].ffn_norm.weight[0] = float("inf")
+
+        def flush(self):
+            pass
+
+        close = flush
+
+    message = (
+        "step 4: weights are not finite after the update; the last good checkpoint is .*step-3"
+    )
+    with pytest.raises(FloatingPointError, match=message):
+        trainer.train([Poison()])
+    assert sorted(runs.checkpoints(tmp_path / "run")) == [0, 3]
+
+
+def test_a_held_out_nll_that_is_not_finite_stops_the_run(tmp_path, config):
+    huge = with_train(config, peak_lr=1e25, warmup_steps=0, steps=1)
+    with pytest.raises(FloatingPointError, match="step 1: the held-out NLL is nan"):
+        go(tmp_path / "run", huge)
+    assert sorted(runs.checkpoints(tmp_path / "run")) == [0]
+    assert records(tmp_path / "run/metrics.jsonl") == []
 
 
 def test_a_config_may_change_how_it_is_computed(tmp_path, config):
@@ -353,9 +484,20 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(tmp_path, confi
     assert go(run, config).finished
 
 
-def test_too_little_space_is_said_before_anything_is_written(tmp_path):
-    with pytest.raises(ValueError, match=r"MiB are to be written and the disk has .* MiB left"):
-        runs.check_space(tmp_path, 2**60)
+def test_too_little_space_is_said_before_anything_is_written(tmp_path, config, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    message = r"MiB are to be written and the disk has 0 MiB left"
+    with pytest.raises(ValueError, match=message):
+        begin(tmp_path / "run", config, ranks=Ranks())
+    assert not (tmp_path / "run").exists()
+    monkeypatch.undo()
+    go(tmp_path / "run", config, until=2)
+    trainer = Trainer(tmp_path / "run", config, ranks=Ranks())
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(ValueError, match=message):
+        trainer.train()
+    assert sorted(runs.checkpoints(tmp_path / "run")) == [0, 2]
 
 
 def test_leftovers_of_a_kill_are_removed(tmp_path):
@@ -364,6 +506,14 @@ def test_leftovers_of_a_kill_are_removed(tmp_path):
     (tmp_path / "step-4").mkdir()
     runs.remove_leftovers(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["step-4"]
+
+
+@pytest.mark.parametrize("line", ["", "{", "[]", '{"stp": 3}', "\x00"])
+def test_a_damaged_line_is_named(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n' + line + '\n{"step": 2}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl: damaged, this is no record of a step"):
+        cut_back(path, 2)
 
 
 def test_lines_after_a_step_are_cut(tmp_path):
@@ -378,6 +528,11 @@ def test_tensorboard_reads_what_was_written(tmp_path, config):
 
     run = tmp_path / "run"
     begin(run, config, ranks=Ranks())
+    died = TensorBoard(run, start=0)  # after three steps, before there was a checkpoint
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(run, config, ranks=Ranks()).train([died, Die(3)])
+    died.close()
+    assert sorted(runs.checkpoints(run)) == [0]
     for start, until in ((0, 6), (6, None)):
         board = TensorBoard(run, start=start)
         go(run, config, until=until, watchers=[board])
@@ -396,7 +551,7 @@ def test_weights_and_biases_hears_of_every_step(tmp_path, config, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = tmp_path / "run"
     begin(run, config, ranks=Ranks())
-    watcher = WeightsAndBiases(run, project="tests", config={})
+    watcher = WeightsAndBiases(run, project="tests", identity="abc", config={})
     go(run, config, watchers=[watcher])
     summary = dict(watcher._run.summary)
     watcher.close()

@@ -62,5 +62,6 @@ def given(options: Overrides) -> Tables:
     for name, value in vars(options).items():
         if value is not None:
             section, _, key = name.partition("__")
-            tables.setdefault(section, {})[key] = TRUTH.get(value, value)
+            is_truth = get_type_hints(SECTIONS[section]).get(key) is bool
+            tables.setdefault(section, {})[key] = TRUTH[value] if is_truth else value
     return tables

@@ -1,5 +1,6 @@
 """Progress for people: a line that is written over on a terminal, now and then a line in a log."""
 
+import os
 import sys
 import time
 
@@ -11,23 +12,39 @@ class ProgressLine:
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
+        self._heard = True
         self._shown_at = -LOG_SECONDS
         self._open = False
 
     def show(self, text: str) -> None:
         """Say how far it is; a log hears of it every half minute."""
         if self._terminal:
-            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+            self._write(f"\r\033[K{text}")
             self._open = True
         elif time.monotonic() - self._shown_at >= LOG_SECONDS:
-            print(text, file=sys.stderr, flush=True)
+            self._write(f"{text}\n")
             self._shown_at = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._write(f"{text}\n")
 
     def close(self) -> None:
         """Leave the line."""
         if self._open:
-            print(file=sys.stderr, flush=True)
+            self._write("\n")
             self._open = False
+
+    def _write(self, text: str) -> None:
+        """Work goes on when whoever was reading has gone."""
+        if not self._heard:
+            return
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except OSError:
+            self._heard = False
+            sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
 
 
 def duration(seconds: float) -> str:

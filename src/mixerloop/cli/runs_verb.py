@@ -1,5 +1,6 @@
 """`mixerloop runs`: which runs there are, in what state, with their last figures."""
 
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +49,7 @@ class Runs:
 def show(found: "list[Status]") -> None:
     """The list for people."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -58,7 +60,8 @@ def show(found: "list[Status]") -> None:
         table.add_column(title, justify="right")
     for one in found:
         table.add_row(
-            *(one.run, one.state, shortened(one.schedule or one.problem or "", most=60)),
+            *(escape(one.run), one.state),
+            escape(shortened(one.schedule or one.problem or "", most=60)),
             *(_number(one.step, ","), _number(one.total_steps, ",")),
             *(_number(one.loss, ".4f"), _number(one.held_out_nll, ".4f")),
             _number(one.tokens_per_second, ",.0f"),
@@ -67,7 +70,7 @@ def show(found: "list[Status]") -> None:
     Console().print(table)
     for one in found:
         if one.state == "stopped":
-            print(f"go on: mixerloop train --resume {one.run}")
+            print(f"go on: mixerloop train --resume {shlex.quote(one.run)}")
             break
 
 

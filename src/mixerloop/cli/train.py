@@ -1,6 +1,7 @@
 """`mixerloop train`: train a model, or go on training one."""
 
 import os
+import shlex
 import signal
 import sys
 from dataclasses import asdict, dataclass, field
@@ -16,8 +17,8 @@ from mixerloop.cli.progress_line import ProgressLine, duration
 from mixerloop.config import RunConfig
 
 if TYPE_CHECKING:
-    from mixerloop.training.distributed import Ranks
     from mixerloop.training.metrics import Metrics, Timing, Watcher
+    from mixerloop.training.ranks import Ranks
     from mixerloop.training.trainer import Outcome, Trainer
 
 HELP = """Train a model as a config says, or go on where a run was stopped.
@@ -51,9 +52,11 @@ class Train:
 
     def run(self) -> None:
         """Train, and say how it ended."""
+        if self.until is not None and self.until < 1:
+            raise ValueError(f"--until must be at least 1, got {self.until}")
         run_config = self._config(given(self.overrides))
 
-        from mixerloop.training.distributed import joined
+        from mixerloop.training.ranks import joined
 
         _, train = run_config.for_training()
         with joined(train.device) as ranks:
@@ -77,6 +80,8 @@ class Train:
             return configs.load(self.config, overrides)
         if self.out is not None:
             raise ValueError("--resume goes on in the run's own folder; leave --out out")
+        if (self.resume / runs.CONTENTS).exists():
+            raise ValueError(f"{self.resume}: a checkpoint; name the run it belongs to")
         if not (self.resume / runs.CONFIG).is_file():
             raise ValueError(f"{self.resume}: there is no such run")
         from mixerloop.training.run_folder import resumed_config
@@ -100,6 +105,7 @@ def _train(
     from mixerloop.training.trainer import Trainer
 
     if ranks.is_first:
+        runs.remove_leftovers(run)
         runs.remove_leftovers(run / runs.CHECKPOINTS)
     trainer = Trainer(run, run_config, ranks=ranks)
     if not ranks.is_first or trainer.finished:
@@ -115,7 +121,7 @@ def _train(
 
 def _watchers(run: Path, trainer: "Trainer", *, show: bool) -> "tuple[list[Watcher], Line]":
     from mixerloop.training.metrics import JsonLines, TensorBoard, WeightsAndBiases
-    from mixerloop.training.run_folder import note_session
+    from mixerloop.training.run_folder import note_session, provenance_of
 
     train = trainer.train_config
     line = Line(trainer.budget.steps, show=show)
@@ -123,18 +129,16 @@ def _watchers(run: Path, trainer: "Trainer", *, show: bool) -> "tuple[list[Watch
     if train.tensorboard:
         watchers.append(TensorBoard(run, start=trainer.step))
     if train.wandb is not None:
+        identity = str(provenance_of(run)["id"])
         facts = asdict(trainer.config)
-        watchers.append(WeightsAndBiases(run, project=train.wandb, config=facts))
+        watchers.append(WeightsAndBiases(run, project=train.wandb, identity=identity, config=facts))
     note_session(run, trainer.config, ranks=trainer.ranks, step=trainer.step)
-    if show:
-        of = f" of {trainer.budget.steps:,}" if trainer.budget.steps else ""
-        print(
-            f"{run}: {trainer.num_parameters:,} parameters, {trainer.model.implementation} rule in "
-            f"{train.compute_dtype}, {trainer.tokens_per_step:,} tokens a step, from step "
-            f"{trainer.step:,}{of}",
-            file=sys.stderr,
-            flush=True,
-        )
+    of = f" of {trainer.budget.steps:,}" if trainer.budget.steps else ""
+    line.say(
+        f"{run}: {trainer.num_parameters:,} parameters, {trainer.model.implementation} rule in "
+        f"{train.compute_dtype}, {trainer.tokens_per_step:,} tokens a step, from step "
+        f"{trainer.step:,}{of}"
+    )
     return watchers, line
 
 
@@ -146,6 +150,11 @@ class Line:
         self._line = ProgressLine() if show else None
         self._held_out = ""
         self.last: Metrics | None = None
+
+    def say(self, text: str) -> None:
+        """A line before the first step."""
+        if self._line is not None:
+            self._line.say(text)
 
     def step(self, metrics: "Metrics", timing: "Timing") -> None:
         """Write the line."""
@@ -171,13 +180,18 @@ class Line:
 
 def _say(run: Path, outcome: "Outcome", last: "Metrics | None", *, as_json: bool) -> None:
     if as_json:
-        facts = {"run": str(run), "step": outcome.step, "finished": outcome.finished}
-        figures = None if last is None else asdict(last)
-        print(runs.to_json({**facts, "checkpoint": str(outcome.checkpoint), "last": figures}))
+        facts = {
+            "run": str(run),
+            "step": outcome.step,
+            "finished": outcome.finished,
+            "checkpoint": str(outcome.checkpoint),
+            "last": None if last is None else asdict(last),
+        }
+        print(runs.to_json(facts), end="")
     elif not outcome.finished:
         by = "" if outcome.stopped_by is None else f" by {signal.Signals(outcome.stopped_by).name}"
         print(f"{run}: stopped{by} at step {outcome.step:,}, which is saved")
-        print(f"go on: {_command()} train --resume {run}")
+        print(f"go on: {_command()} train --resume {shlex.quote(str(run))}")
     elif last is None:
         print(f"{run}: was finished already, at step {outcome.step:,}")
     else:
@@ -186,11 +200,14 @@ def _say(run: Path, outcome: "Outcome", last: "Metrics | None", *, as_json: bool
             f"held-out NLL {last.held_out_nll:.4f}"
         )
         prompt = '--prompt "def"' if (outcome.checkpoint / runs.TOKENIZER).exists() else ""
-        print(f"next: mixerloop generate {run} {prompt or '--prompt-tokens 1 2 3'}")
+        print(
+            f"next: mixerloop generate {shlex.quote(str(run))} {prompt or '--prompt-tokens 1 2 3'}"
+        )
 
 
 def _command() -> str:
     """How this process was started, as far as resuming goes."""
-    if "WORLD_SIZE" not in os.environ:
+    local_ranks = os.environ.get("LOCAL_WORLD_SIZE")
+    if local_ranks is None:
         return "mixerloop"
-    return f"torchrun --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']} -m mixerloop"
+    return f"torchrun --nproc-per-node {local_ranks} -m mixerloop"

@@ -45,6 +45,8 @@ def hops_accuracy(logits_at: LogitsAt, hops: Hops, *, num_sequences: int) -> lis
     for number in range(1, hops.settings.max_hops + 1):
         asked = asked_hops == number
         questions = asked.sum(axis=1)
+        if not questions.any():
+            raise ValueError(f"no question of {number} hops in {len(indices)} sequences; take more")
         results.append(
             HopsAccuracy(
                 hops=number,

@@ -1,1 +1,1 @@
-"""Training: the optimizer, its learning rate, and in time the trainer."""
+"""Training: the paper's recipe, on one machine or many, resumed exactly."""

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from mixerloop.config import TrainConfig
 
+LARGEST_STEPS = 2**53  # beyond it not every step is a number of its own
+
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
@@ -18,6 +20,10 @@ class Budget:
         if self.steps is not None:
             return step >= self.steps
         return seconds >= self._seconds
+
+    def warmup_steps(self, wanted: int, total_steps: float) -> float:
+        """The warm-up; of a time that turns out too short for it, the first half."""
+        return min(wanted, total_steps / 2) if self.steps is None else wanted
 
     def total_steps(self, step: int, seconds: float) -> float:
         """The updates the run will have made at its end.
@@ -45,6 +51,8 @@ def budget_of(config: TrainConfig, *, tokens_per_step: int, flops_per_token: flo
     if config.flops is not None:
         steps = math.ceil(config.flops / (tokens_per_step * flops_per_token))
     assert steps is not None
+    if steps > LARGEST_STEPS:
+        raise ValueError(f"the budget pays for {steps:.3g} steps, more than {LARGEST_STEPS:,}")
     if config.warmup_steps > steps:
         raise ValueError(
             f"train.warmup_steps = {config.warmup_steps:,} is more than the {steps:,} steps "

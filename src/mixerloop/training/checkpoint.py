@@ -11,10 +11,13 @@ distributed checkpoint in safetensors, and any number of ranks can read it.
 
 import shutil
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
@@ -29,8 +32,8 @@ from mixerloop import runs
 from mixerloop.config import RunConfig
 from mixerloop.model.checkpoint import WEIGHTS, save_tensors
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.training.distributed import Ranks, whole
 from mixerloop.training.position import Position, read_position, write_position
+from mixerloop.training.ranks import Ranks, whole
 
 OPTIMIZER = "optimizer"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -78,13 +81,15 @@ def restore(folder: Path, model: LoopedLM, optimizer: Optimizer) -> Position:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter] = {
-                "step": torch.tensor(float(position.step)),
+                "step": torch.tensor(float(position.step), device=parameter.device),
                 **{moment: torch.zeros_like(parameter) for moment in MOMENTS},
             }
     moments = moments_of(model, optimizer)
-    with warnings.catch_warnings():  # one process may read what several have written
+    reader = HuggingFaceStorageReader(str(folder / OPTIMIZER))
+    with warnings.catch_warnings(), _named(folder / OPTIMIZER, "cannot be read"):
+        # one process may read what several have written
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        load(moments, storage_reader=HuggingFaceStorageReader(str(folder / OPTIMIZER)))
+        load(moments, storage_reader=reader)
     return position
 
 
@@ -114,4 +119,17 @@ def _save_parts(moments: dict[str, Tensor], folder: Path) -> None:
     """Each rank writes what it holds."""
     if _in_parts(moments):
         writer = HuggingFaceStorageWriter(str(folder / OPTIMIZER), save_distributed=True)
-        save_parts(moments, storage_writer=writer)
+        with _named(folder / OPTIMIZER, "cannot be written"):
+            save_parts(moments, storage_writer=writer)
+
+
+@contextmanager
+def _named(folder: Path, problem: str) -> Iterator[None]:
+    """What goes wrong inside is a refusal that names the folder and the first rank's reason."""
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (reason, _) = next(iter(error.failures.items()))
+        raise ValueError(f"{folder}: {problem} (rank {rank}): {reason}") from None
+    except (RuntimeError, KeyError) as error:
+        raise ValueError(f"{folder}: {problem}: {error}") from None

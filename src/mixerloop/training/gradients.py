@@ -9,7 +9,8 @@ from mixerloop.config import ComputeDtype
 from mixerloop.data.batches import Batch
 from mixerloop.model.precision import compute_in
 from mixerloop.ops.sliced_cross_entropy import NOT_SCORED
-from mixerloop.training.distributed import Engine, Ranks, whole
+from mixerloop.training.engine import Engine
+from mixerloop.training.ranks import Ranks, whole
 
 
 @dataclass(frozen=True, kw_only=True)

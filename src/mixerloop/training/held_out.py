@@ -7,7 +7,8 @@ from mixerloop.config import ComputeDtype
 from mixerloop.data.batches import Windows
 from mixerloop.model.precision import compute_in
 from mixerloop.ops.sliced_cross_entropy import NOT_SCORED
-from mixerloop.training.distributed import Engine, Ranks
+from mixerloop.training.engine import Engine
+from mixerloop.training.ranks import Ranks
 
 
 def held_out_nll(

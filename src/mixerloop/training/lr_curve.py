@@ -3,7 +3,7 @@
 import math
 
 
-def learning_rate(step: int, *, peak: float, warmup_steps: int, total_steps: float) -> float:
+def learning_rate(step: int, *, peak: float, warmup_steps: float, total_steps: float) -> float:
     """The rate of update `step`, counted from 0.
 
     The last update of the warm-up is the first at the peak; from `total_steps` on it is zero.
@@ -13,7 +13,7 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int, total_steps: flo
     if step < 0:
         raise ValueError(f"step must be 0 or more, got {step}")
     if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
+        return peak * min(1.0, (step + 1) / warmup_steps)
     if step >= total_steps:
         return 0.0
     progress = (step - warmup_steps) / (total_steps - warmup_steps)

@@ -77,7 +77,7 @@ class JsonLines:
         """One line each."""
         for file, record in ((self._metrics, metrics), (self._timing, timing)):
             present = {key: value for key, value in vars(record).items() if value is not None}
-            file.write(json.dumps(present) + "\n")
+            file.write(json.dumps(present, allow_nan=False) + "\n")
             file.flush()
 
     def flush(self) -> None:
@@ -99,7 +99,7 @@ class TensorBoard:
 
         self._writer = SummaryWriter(
             str(run / runs.TENSORBOARD),
-            purge_step=start + 1 if start else None,
+            purge_step=start + 1,
             flush_secs=FLUSH_SECONDS,
         )
 
@@ -120,17 +120,21 @@ class TensorBoard:
 class WeightsAndBiases:
     """A run of the same name at Weights & Biases; `WANDB_MODE=offline` keeps it on the disk."""
 
-    def __init__(self, run: Path, *, project: str, config: dict[str, Any]) -> None:
+    def __init__(self, run: Path, *, project: str, identity: str, config: dict[str, Any]) -> None:
+        import wandb
+        from wandb.errors import Error
+
         try:
-            import wandb
-        except ModuleNotFoundError:
-            raise ValueError(
-                "train.wandb is set and wandb is not installed: pip install 'mixerloop[wandb]'"
-            ) from None
-        name = run.resolve().name
-        self._run = wandb.init(
-            project=project, name=name, id=name, resume="allow", config=config, dir=str(run)
-        )
+            self._run = wandb.init(
+                project=project,
+                name=run.resolve().name,
+                id=identity,
+                resume="allow",
+                config=config,
+                dir=str(run),
+            )
+        except Error as error:
+            raise ValueError(f"train.wandb = {project}: {error}") from None
 
     def step(self, metrics: Metrics, timing: Timing) -> None:
         """One point in each chart."""
@@ -147,7 +151,7 @@ class WeightsAndBiases:
 def last_line(path: Path, *, having: str = "step") -> dict[str, Any]:
     """The last record that has a key, or nothing."""
     for line in reversed(_whole_lines(path)):
-        if having in (record := json.loads(line)):
+        if having in (record := _record(path, line)):
             return record
     return {}
 
@@ -155,7 +159,7 @@ def last_line(path: Path, *, having: str = "step") -> dict[str, Any]:
 def cut_back(path: Path, step: int) -> None:
     """Keep the records up to a step: what came after it will be done again."""
     if path.exists():
-        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step]
+        kept = [line for line in _whole_lines(path) if _record(path, line)["step"] <= step]
         runs.write_file(path, "".join(kept))
 
 
@@ -163,8 +167,22 @@ def _whole_lines(path: Path) -> list[str]:
     """The lines of a file that grows; a last one cut off by a kill is left out."""
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     return [line for line in lines if line.endswith("\n")]
+
+
+def _record(path: Path, line: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    if (
+        not isinstance(record, dict)
+        or not all(type(value) in (int, float) for value in record.values())
+        or type(record.get("step")) is not int
+    ):
+        raise ValueError(f"{path}: damaged, this is no record of a step: {line.strip()[:60]!r}")
+    return record
 
 
 def _charts(metrics: Metrics, timing: Timing) -> dict[str, float]:

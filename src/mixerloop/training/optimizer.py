@@ -44,9 +44,12 @@ def make_optimizer(model: LoopedLM, *, peak_lr: float, weight_decay: float) -> A
 
 
 def hold_what_never_runs(model: LoopedLM) -> None:
-    """Leave alone the weights of sublayers that are not in the schedule."""
+    """Leave alone the weights of sublayers, and of passes, that are not in the schedule."""
     runs = {(occurrence.layer, occurrence.sublayer) for occurrence in model.schedule}
     for index, layer in enumerate(model.layers):
         for name, parameter in layer.named_parameters():
             sublayer = "mixer" if name.startswith("mixer") else "ffn"
             parameter.requires_grad_((index, sublayer) in runs)
+    table = model.pass_residual
+    if table is not None:
+        table.requires_grad_(any(table.closes(occurrence) for occurrence in model.schedule))

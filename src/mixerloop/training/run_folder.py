@@ -1,26 +1,23 @@
 """Begin a run, or take one up again."""
 
 import dataclasses
+import importlib.util
+import uuid
 from pathlib import Path
+from typing import Any
 
 from mixerloop import config as configs
 from mixerloop import runs
 from mixerloop.config import RunConfig
-from mixerloop.data.batches import fingerprint
+from mixerloop.data.batches import Batches, fingerprint
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import fresh_model
 from mixerloop.training import checkpoint
 from mixerloop.training.budget import budget_of
-from mixerloop.training.distributed import Ranks
 from mixerloop.training.position import Position
+from mixerloop.training.ranks import Ranks
+from mixerloop.training.same_run import MAY_CHANGE, check_same_run
 from mixerloop.training.trainer import BYTES_PER_PARAMETER, open_data
-
-MAY_CHANGE = {
-    *("data.path", "train.micro_batch", "train.recompute", "train.compile", "train.device"),
-    *("train.parallel", "train.checkpoint_every", "train.keep_last", "train.keep_every"),
-    *("train.tensorboard", "train.wandb"),
-}
-"""How and where a run is computed and kept; everything else decides what it computes."""
 
 
 def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> None:
@@ -34,6 +31,16 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> None:
             "--out"
         )
     windows, _ = open_data(config)
+    Batches(
+        windows=windows,
+        seed=train.seed,
+        global_batch=train.global_batch,
+        num_ranks=ranks.num_ranks,
+    )
+    if train.wandb is not None and importlib.util.find_spec("wandb") is None:
+        raise ValueError(
+            "train.wandb is set and wandb is not installed: pip install 'mixerloop[wandb]'"
+        )
     model = fresh_model(
         config.model, seed=train.seed, rule=train.init, implementation=train.implementation
     )
@@ -48,6 +55,7 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> None:
         runs.check_space(folder, (train.keep_last + 1) * num_parameters * BYTES_PER_PARAMETER)
         runs.write_file(folder / runs.CONFIG, configs.dump(config))
         facts = {
+            "id": uuid.uuid4().hex[:12],
             "seed": train.seed,
             "init": train.init,
             "implementation": model.implementation,
@@ -73,17 +81,11 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> None:
 
 def resumed_config(run: Path, *, config_file: Path | None, overrides: configs.Tables) -> RunConfig:
     """The config to go on with, which may differ from the run's only in how it is computed."""
+    trained_on = provenance_of(run)["data"]
     old = configs.load(run / runs.CONFIG)
     new = configs.load(run / runs.CONFIG if config_file is None else config_file, overrides)
-    changed = configs.differences(old, new)
-    for key, (before, after) in changed.items():
-        if key not in MAY_CHANGE:
-            raise ValueError(
-                f"{run}: {key} is {_said(before)} in this run, not {_said(after)}; it decides what "
-                "is computed, so start a new run to change it"
-            )
+    check_same_run(old, new, where=str(run))
     data, _ = new.for_training()
-    trained_on = runs.read_json(run / runs.PROVENANCE).get("data")
     if fingerprint(Path(data.path)) != trained_on:
         raise ValueError(f"{data.path}: not the data this run was trained on, though it lies there")
     return new
@@ -91,7 +93,7 @@ def resumed_config(run: Path, *, config_file: Path | None, overrides: configs.Ta
 
 def note_session(run: Path, config: RunConfig, *, ranks: Ranks, step: int) -> None:
     """Record who takes a run up, from which step, and with what."""
-    provenance = runs.read_json(run / runs.PROVENANCE)
+    provenance = provenance_of(run)
     _, train = config.for_training()
     computed = {
         key: value
@@ -104,5 +106,11 @@ def note_session(run: Path, config: RunConfig, *, ranks: Ranks, step: int) -> No
     runs.write_file(run / runs.CONFIG, configs.dump(config))
 
 
-def _said(value: object) -> str:
-    return "not set" if value is None else str(value)
+def provenance_of(run: Path) -> dict[str, Any]:
+    """What a trained run says of where it came from."""
+    path = run / runs.PROVENANCE
+    provenance = runs.read_json(path)
+    known = isinstance(provenance, dict) and {"id", "data", "sessions"} <= provenance.keys()
+    if not known or not isinstance(provenance["sessions"], list):
+        raise ValueError(f"{path}: not the provenance of a trained run")
+    return provenance

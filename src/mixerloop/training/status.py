@@ -48,14 +48,17 @@ def status(run: Path) -> Status:
     """Read what a run says of itself."""
     try:
         return _status(run)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return Status(run=str(run), state="damaged", problem=str(error))
 
 
 def _status(run: Path) -> Status:
     schedule = configs.load(run / runs.CONFIG).model.schedule
-    folder = runs.find_checkpoint(run)
-    (checkpoint_step,) = (step for step, path in runs.checkpoints(run).items() if path == folder)
+    found = runs.checkpoints(run)
+    if not found:
+        raise ValueError(f"{run}: no checkpoints")
+    checkpoint_step = max(found)
+    folder = found[checkpoint_step]
     if not (folder / POSITION).exists():
         return Status(run=str(run), state="fresh", schedule=schedule, checkpoint_step=0)
     position = read_position(folder)

@@ -24,7 +24,7 @@ from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.checkpoint import load_model
 from mixerloop.training import checkpoint
 from mixerloop.training.budget import Budget, budget_of
-from mixerloop.training.distributed import Engine, Ranks
+from mixerloop.training.engine import Engine
 from mixerloop.training.gemm_rate import gemm_rate
 from mixerloop.training.gradients import Computation, accumulate, clip
 from mixerloop.training.held_out import held_out_nll
@@ -33,6 +33,8 @@ from mixerloop.training.lr_curve import learning_rate
 from mixerloop.training.metrics import Metrics, Timing, Watcher
 from mixerloop.training.optimizer import hold_what_never_runs, make_optimizer
 from mixerloop.training.position import Position
+from mixerloop.training.ranks import Ranks, local_parts
+from mixerloop.training.same_run import check_same_run
 
 BYTES_PER_PARAMETER = 12  # a checkpoint holds each weight and its two moments in float32
 ENDLESS = 2**62
@@ -68,7 +70,8 @@ class Trainer:
         self.tokenizer = tokenizer if tokenizer.is_file() else None
 
         folder = runs.find_checkpoint(run)
-        self.model, _ = load_model(folder, implementation=train.implementation)
+        self.model, saved = load_model(folder, implementation=train.implementation)
+        check_same_run(saved, config, where=str(folder))
         self.num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.flops_per_token = training_flops_per_token(self.model)
         self.budget = self._budget()
@@ -82,6 +85,8 @@ class Trainer:
             self.model, peak_lr=train.peak_lr, weight_decay=train.weight_decay
         )
         position = checkpoint.restore(folder, self.model, self.optimizer)
+        if folder != runs.checkpoint_folder(run, position.step) or position.seed != train.seed:
+            raise ValueError(f"{folder}: its position is not that of this run at this step")
         self.step, self.finished, self.newest = position.step, position.finished, folder
         self.clock, self.spent = Clock(position.seconds), position.seconds
         self.computation = Computation(
@@ -115,9 +120,9 @@ class Trainer:
         limit = sum(ranks.total(self._gemm_rate()))
         batches = self.batches.prefetched(start=self.step, stop=self.budget.steps or ENDLESS)
         self.clock.start()
+        before = self.clock.seconds
         with closing(batches):
             for batch in batches:
-                before = self.clock.seconds
                 loss, grad_norm, rate, stop = self._update(batch, received)
                 self.step += 1
                 stop = stop or self.step == until
@@ -139,6 +144,7 @@ class Trainer:
                     held_out_nll=held_out,
                 )
                 timing = self._timing(seconds - before, limit)
+                before = seconds
                 for watcher in watchers:
                     watcher.step(metrics, timing)
                 if self.finished or stop or self.step % train.checkpoint_every == 0:
@@ -151,11 +157,12 @@ class Trainer:
         """One step: its loss, its gradient's norm, its learning rate, and whether to stop."""
         train = self.train_config
         torch.manual_seed(step_seed(train.seed, self.step, self.ranks.rank))
+        total_steps = self.budget.total_steps(self.step, self.spent)
         rate = learning_rate(
             self.step,
             peak=train.peak_lr,
-            warmup_steps=train.warmup_steps,
-            total_steps=max(train.warmup_steps, self.budget.total_steps(self.step, self.spent)),
+            warmup_steps=self.budget.warmup_steps(train.warmup_steps, total_steps),
+            total_steps=total_steps,
         )
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -179,7 +186,7 @@ class Trainer:
 
     def _evaluate(self) -> float:
         with self.clock.stopped():
-            return held_out_nll(
+            found = held_out_nll(
                 self.engine,
                 self.held_out,
                 num_windows=self.train_config.evaluate_windows,
@@ -187,9 +194,13 @@ class Trainer:
                 compute_dtype=self.train_config.compute_dtype,
                 ranks=self.ranks,
             )
+        if not math.isfinite(found):
+            raise FloatingPointError(self._stopped_at(f"the held-out NLL is {found}"))
+        return found
 
     def _save(self, watchers: Sequence[Watcher]) -> None:
         with self.clock.stopped():
+            self._check_weights()
             for watcher in watchers:
                 watcher.flush()
             if self.ranks.is_first:
@@ -240,16 +251,25 @@ class Trainer:
             device=self.ranks.device,
         )
 
+    def _check_weights(self) -> None:
+        """A checkpoint is good, or it is not written."""
+        finite = all(bool(weight.isfinite().all()) for weight in local_parts(self.model))
+        (num_bad,) = self.ranks.total(0 if finite else 1)
+        if num_bad:
+            raise FloatingPointError(self._stopped_at("weights are not finite after the update"))
+
     def _not_finite(self, name: str, value: float) -> str:
         size = self.train_config.global_batch
         windows = self.batches.window_indices(self.step)
-        return (
-            f"step {self.step + 1}: the {name} is {value}; its batch is samples "
-            f"{self.step * size:,} to {(self.step + 1) * size - 1:,} of the order, windows "
-            f"{', '.join(map(str, windows[:4]))}{', ...' if size > 4 else ''} of "
-            f"{self.config.data.path if self.config.data else ''}; the last good checkpoint is "
-            f"{self.newest}"
+        shown = f"{', '.join(map(str, windows[:4]))}{', ...' if size > 4 else ''}"
+        self.step += 1
+        return self._stopped_at(
+            f"the {name} is {value}; its batch is samples {(self.step - 1) * size:,} to "
+            f"{self.step * size - 1:,} of the order, windows {shown}"
         )
+
+    def _stopped_at(self, problem: str) -> str:
+        return f"step {self.step}: {problem}; the last good checkpoint is {self.newest}"
 
 
 class Clock:
@@ -274,8 +294,10 @@ class Clock:
     def stopped(self) -> Iterator[None]:
         """What happens inside does not count."""
         self._counted, self._started = self.seconds, None
-        yield
-        self.start()
+        try:
+            yield
+        finally:
+            self.start()
 
 
 def open_data(config: RunConfig) -> tuple[Windows, Windows]:
