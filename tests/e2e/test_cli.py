@@ -187,6 +187,28 @@ def test_a_stopped_init_leaves_nothing_behind(tmp_path, number, code):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_that_arrives_in_a_finalizer_is_not_lost(number, code):
+    script = f"""
+import os, sys, time
+from mixerloop.cli import main
+
+class Unlucky:
+    def __del__(self):
+        os.kill(os.getpid(), {int(number)})
+        time.sleep(0.1)
+
+def run():
+    Unlucky()
+    time.sleep(30)
+
+main._run = run
+main.main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=20)
+    assert done.returncode == code, done.stderr
+
+
 def test_a_config_with_an_unknown_key_is_refused(fresh, tmp_path):
     checkpoint = tmp_path / "step-0"
     checkpoint.mkdir()

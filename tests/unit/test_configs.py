@@ -93,7 +93,7 @@ def test_an_override_takes_the_place_of_what_the_file_says(tmp_path):
         ("train", {"steps": 20}, "train.warmup_steps = 1,000 is more than the 20 steps there are"),
         ("train", {"seed": -1}, "seed must be from 0"),
         ("train", {"peak_lr": 0.0}, "train.peak_lr must be above 0"),
-        ("train", {"clip_norm": float("inf")}, "train.clip_norm must be above 0"),
+        ("train", {"clip_norm": float("inf")}, "train.clip_norm must be at most"),
         ("train", {"weight_decay": -0.1}, "train.weight_decay must be 0 or more"),
         ("train", {"micro_batch": 0}, "train.micro_batch must be at least 1"),
         ("train", {"keep_last": 0}, "train.keep_last must be at least 1"),

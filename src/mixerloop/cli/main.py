@@ -3,16 +3,19 @@
 import os
 import signal
 import sys
+import threading
 from typing import Annotated, NoReturn
 
 import tyro
 
 from mixerloop import __version__, machine
-from mixerloop.cli import data, describe, evaluate, generate, init, runs_verb, train
+from mixerloop.cli import data, describe, doctor, evaluate, generate, init, runs_verb, train
 from mixerloop.notation import shortened
 
 TRACEBACK = "MIXERLOOP_TRACEBACK"
 """Set it to see where an error came from."""
+
+AGAIN_SECONDS = 0.02
 
 Verb = (
     Annotated[describe.Describe, tyro.conf.subcommand("describe", description=describe.HELP)]
@@ -20,6 +23,7 @@ Verb = (
     | Annotated[train.Train, tyro.conf.subcommand("train", description=train.HELP)]
     | Annotated[runs_verb.Runs, tyro.conf.subcommand("runs", description=runs_verb.HELP)]
     | Annotated[evaluate.Evaluate, tyro.conf.subcommand("evaluate", description=evaluate.HELP)]
+    | Annotated[doctor.Doctor, tyro.conf.subcommand("doctor", description=doctor.HELP)]
     | Annotated[init.Init, tyro.conf.subcommand("init", description=init.HELP)]
     | Annotated[generate.Generate, tyro.conf.subcommand("generate", description=generate.HELP)]
 )
@@ -28,6 +32,7 @@ Verb = (
 def main() -> None:
     """Which part of a language model should loop, how often, and did the later passes earn it?"""
     signal.signal(signal.SIGTERM, _stop)
+    sys.unraisablehook = deliver_again
     try:
         _run()
         if sys.stdout is not None:
@@ -63,6 +68,18 @@ def _run() -> None:
     )
     machine.settle()
     verb.run()
+
+
+def deliver_again(lost: "sys.UnraisableHookArgs") -> None:
+    """Send a signal once more if its exception was raised where Python drops exceptions.
+
+    That is in finalizers and callbacks, of which importing torch has many: Ctrl-C would be ignored.
+    """
+    again = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}.get(lost.exc_type)
+    if again is None:
+        sys.__unraisablehook__(lost)
+    else:
+        threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), again)).start()
 
 
 def _stop(number: int, frame: object) -> NoReturn:
