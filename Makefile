@@ -8,7 +8,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 setup: .venv/.ready
 
-.venv/.ready: pyproject.toml constraints.txt
+.venv/.ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/mixerloop/ops/native/*)
 	@echo "setting up .venv"
 	@$(PYTHON) -c 'import sys; sys.exit("mixerloop needs Python 3.11 or newer") if sys.version_info < (3, 11) else 0'
 	@$(PYTHON) -m venv .venv

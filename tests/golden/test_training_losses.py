@@ -6,12 +6,18 @@ import pytest
 
 from mixerloop.config import DataConfig, RunConfig, TrainConfig, preset
 from mixerloop.data.hops import HopsSettings, write_hops
+from mixerloop.ops import native_library
 from mixerloop.training.ranks import Ranks
 from mixerloop.training.run_folder import begin
 from mixerloop.training.trainer import Trainer
 
 SAME = 1e-4  # relative: another processor sums in another order, and twenty updates amplify it
 STEPS = (1, 10, 20)
+NO_KERNEL = native_library.library() is None
+IMPLEMENTATIONS = [
+    "chunked",
+    pytest.param("native", marks=pytest.mark.skipif(NO_KERNEL, reason="no compiled kernel")),
+]
 LOSSES = {
     "no_loop": (7.69028, 6.202058, 5.238116),
     "mixer_loop": (7.757056, 6.242865, 5.289362),
@@ -35,7 +41,8 @@ class Collect:
 
 
 @pytest.mark.parametrize("loop", LOSSES)
-def test_twenty_steps_always_lose_the_same(loop, tmp_path):
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_twenty_steps_always_lose_the_same(loop, implementation, tmp_path):
     write_hops(tmp_path / "data", HopsSettings())
     config = RunConfig(
         model=replace(preset("nano"), schedule=loop),
@@ -47,6 +54,7 @@ def test_twenty_steps_always_lose_the_same(loop, tmp_path):
             warmup_steps=5,
             peak_lr=1e-3,
             compute_dtype="float32",
+            implementation=implementation,
             evaluate_windows=1,
         ),
     )

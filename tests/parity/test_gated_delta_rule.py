@@ -15,10 +15,14 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixerloop.ops import chunked
+from mixerloop.ops import chunked, native_library
 from mixerloop.ops.gated_delta_rule import choose_implementation, gated_delta_rule
 
-FAST_IMPLEMENTATIONS = ["chunked"]
+NO_KERNEL = native_library.library() is None
+FAST_IMPLEMENTATIONS = [
+    "chunked",
+    pytest.param("native", marks=pytest.mark.skipif(NO_KERNEL, reason="no compiled kernel")),
+]
 IMPLEMENTATIONS = ["recurrent", *FAST_IMPLEMENTATIONS]
 LENGTHS = [1, 63, 64, 65, 1000]
 HEAD_SIZES = [(16, 16), (64, 64), (72, 72), (128, 128), (16, 40)]

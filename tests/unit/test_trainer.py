@@ -21,6 +21,7 @@ from mixerloop.config import run_config
 from mixerloop.data.batches import Batches
 from mixerloop.data.hops import Hops, HopsSettings, write_hops
 from mixerloop.model.checkpoint import load_model
+from mixerloop.ops.gated_delta_rule import choose_implementation
 from mixerloop.training.metrics import JsonLines, TensorBoard, WeightsAndBiases, cut_back
 from mixerloop.training.position import read_position
 from mixerloop.training.ranks import Ranks
@@ -47,6 +48,7 @@ def config(data, tiny):
                 "warmup_steps": 2,
                 "peak_lr": 1e-2,
                 "compute_dtype": "float32",
+                "implementation": "chunked",
                 "evaluate_every": 5,
                 "evaluate_windows": 6,
                 "checkpoint_every": 4,
@@ -435,6 +437,19 @@ def test_a_config_may_change_how_it_is_computed(tmp_path, config):
     new = resumed_config(tmp_path / "run", config_file=None, overrides=overrides)
     _, train = new.for_training()
     assert (train.micro_batch, train.checkpoint_every, train.parallel) == (1, 3, "fsdp")
+
+
+def test_the_implementation_is_named_when_a_run_begins(tmp_path, config):
+    """`auto` may mean another one on another machine, and a run keeps its own."""
+    begun = begin(tmp_path / "run", with_train(config, implementation="auto"), ranks=Ranks())
+    _, train = begun.for_training()
+    assert train.implementation == choose_implementation("auto")
+    other = {"train": {"implementation": "recurrent"}}
+    with pytest.raises(ValueError, match=r"train\.implementation was .* and would be recurrent"):
+        resumed_config(tmp_path / "run", config_file=None, overrides=other)
+    auto = {"train": {"implementation": "auto"}}
+    _, again = resumed_config(tmp_path / "run", config_file=None, overrides=auto).for_training()
+    assert again == train
 
 
 def test_data_may_move_but_not_change(tmp_path, config, data):

@@ -60,7 +60,7 @@ class Train:
 
         _, train = run_config.for_training()
         with joined(train.device) as ranks:
-            run = self._run_folder(run_config, ranks)
+            run, run_config = self._run_folder(run_config, ranks)
             ranks.wait()  # the first rank may have made it just now
             if not ranks.is_first:
                 outcome, _ = _train(run, run_config, ranks, until=self.until, show=False)
@@ -88,15 +88,14 @@ class Train:
 
         return resumed_config(self.resume, config_file=self.config, overrides=overrides)
 
-    def _run_folder(self, run_config: RunConfig, ranks: "Ranks") -> Path:
+    def _run_folder(self, run_config: RunConfig, ranks: "Ranks") -> tuple[Path, RunConfig]:
         if self.resume is not None:
-            return self.resume
+            return self.resume, run_config
         assert self.config is not None
         from mixerloop.training.run_folder import begin
 
         run = RUNS / self.config.stem if self.out is None else self.out
-        begin(run, run_config, ranks=ranks)
-        return run
+        return run, begin(run, run_config, ranks=ranks)
 
 
 def _train(

@@ -31,7 +31,7 @@ class ModelAccount:
     mixer: Cost
     ffn: Cost
     activation_bytes_per_token: dict[Sublayer, int]
-    """What autograd keeps for one occurrence of a sublayer, in float32."""
+    """What autograd keeps for one occurrence of a sublayer, in float32 and the torch form."""
 
     def projection_macs(self) -> dict[Sublayer, int]:
         """Multiply-adds with weights in one occurrence, per token."""
@@ -121,7 +121,7 @@ def _backbone_macs(model: ModelAccount, schedule: Schedule) -> int:
 def _activation_bytes_per_token(config: ModelConfig) -> dict[Sublayer, int]:
     """Run each sublayer of one layer and weigh the distinct tensors autograd keeps."""
     single = replace(config, num_layers=1, vocab_size=1, schedule="no_loop", pass_residual="none")
-    model = fresh_model(single, seed=0)
+    model = fresh_model(single, seed=0, implementation="chunked")
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     weighed: dict[Sublayer, int] = {}
     for occurrence in model.schedule:

@@ -17,20 +17,29 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mixerloop.config import Implementation, ImplementationChoice
+from mixerloop.ops import native_library
 from mixerloop.ops.chunked import chunked_gated_delta_rule
+from mixerloop.ops.native import native_gated_delta_rule
 from mixerloop.ops.recurrent import recurrent_gated_delta_rule
 from mixerloop.strict import one_of
 
 _IMPLEMENTATIONS: dict[Implementation, Callable[..., tuple[Tensor, Tensor]]] = {
     "recurrent": recurrent_gated_delta_rule,
     "chunked": chunked_gated_delta_rule,
+    "native": native_gated_delta_rule,
 }
 
 
 def choose_implementation(choice: ImplementationChoice) -> Implementation:
     """The implementation a run will use from its first token to its last; `auto` is the fastest."""
     chosen = one_of(ImplementationChoice, choice, "implementation")
-    return "chunked" if chosen == "auto" else chosen
+    compiled = native_library.library() is not None
+    if chosen == "native" and not compiled:
+        raise ValueError(
+            "implementation native: this installation has no compiled kernel; install mixerloop "
+            "again where there is a C++ compiler, or choose chunked"
+        )
+    return ("native" if compiled else "chunked") if chosen == "auto" else chosen
 
 
 def gated_delta_rule(

@@ -12,6 +12,7 @@ from mixerloop.config import RunConfig
 from mixerloop.data.batches import Batches, fingerprint
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import fresh_model
+from mixerloop.ops.gated_delta_rule import choose_implementation
 from mixerloop.training import checkpoint
 from mixerloop.training.budget import budget_of
 from mixerloop.training.position import Position
@@ -20,10 +21,18 @@ from mixerloop.training.same_run import MAY_CHANGE, check_same_run
 from mixerloop.training.trainer import BYTES_PER_PARAMETER, open_data
 
 
-def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> None:
+def settled(config: RunConfig) -> RunConfig:
+    """A config whose implementation is named: `auto` may mean another on another machine."""
+    _, train = config.for_training()
+    named = choose_implementation(train.implementation)
+    return dataclasses.replace(config, train=dataclasses.replace(train, implementation=named))
+
+
+def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
     """Make a run of fresh weights at step 0; only the first rank writes."""
+    config = settled(config)
     if not ranks.is_first:
-        return
+        return config
     data, train = config.for_training()
     if run.exists():
         raise ValueError(
@@ -77,6 +86,7 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> None:
             tokenizer=tokenizer if tokenizer.is_file() else None,
             ranks=Ranks(),
         )
+    return config
 
 
 def resumed_config(run: Path, *, config_file: Path | None, overrides: configs.Tables) -> RunConfig:
@@ -84,6 +94,11 @@ def resumed_config(run: Path, *, config_file: Path | None, overrides: configs.Ta
     trained_on = provenance_of(run)["data"]
     old = configs.load(run / runs.CONFIG)
     new = configs.load(run / runs.CONFIG if config_file is None else config_file, overrides)
+    _, train = new.for_training()
+    if train.implementation == "auto":
+        _, before = old.for_training()
+        train = dataclasses.replace(train, implementation=before.implementation)
+        new = dataclasses.replace(new, train=train)
     check_same_run(old, new, where=str(run))
     data, _ = new.for_training()
     if fingerprint(Path(data.path)) != trained_on:

@@ -1,0 +1,136 @@
+"""The gated delta rule in C++: the chunk equations with everything of a head kept in cache.
+
+Two operators registered with torch, so that autograd, `torch.compile` and fake tensors know them.
+The forward keeps the state of every 64th token; the backward runs the tokens between again.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mixerloop.ops import native_library
+
+GROUP_TOKENS = 64  # CHUNK * GROUP in native/rule.h
+
+
+def native_gated_delta_rule(
+    *,
+    query: Float[Tensor, "batch seq heads d_key"],
+    key: Float[Tensor, "batch seq heads d_key"],
+    value: Float[Tensor, "batch seq heads d_value"],
+    log_decay: Float[Tensor, "batch seq heads"],
+    write_strength: Float[Tensor, "batch seq heads"],
+    initial_state: Float[Tensor, "batch heads d_key d_value"],
+) -> tuple[Float[Tensor, "batch seq heads d_value"], Float[Tensor, "batch heads d_key d_value"]]:
+    """The rule in float32 or float64, whichever all inputs are."""
+    inputs = (query, key, value, log_decay, write_strength, initial_state)
+    keep_states = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    output, final_state, _ = _forward(*inputs, keep_states)
+    return output, final_state
+
+
+@torch.library.custom_op("mixerloop::gated_delta_rule", mutates_args=(), device_types="cpu")
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    write_strength: Tensor,
+    initial_state: Tensor,
+    keep_states: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    output, final_state, states = _empty_results(key, value, initial_state, keep_states)
+    native_library.call_rule(
+        backward=False,
+        sizes=_sizes(key, value),
+        query=query.contiguous(),
+        key=key.contiguous(),
+        value=value.contiguous(),
+        log_decay=log_decay.contiguous(),
+        write_strength=write_strength.contiguous(),
+        initial_state=initial_state.contiguous(),
+        output=output,
+        final_state=final_state,
+        states=states if keep_states else None,
+    )
+    return output, final_state, states
+
+
+@_forward.register_fake
+def _(query, key, value, log_decay, write_strength, initial_state, keep_states):
+    return _empty_results(key, value, initial_state, keep_states)
+
+
+@torch.library.custom_op(
+    "mixerloop::gated_delta_rule_backward", mutates_args=(), device_types="cpu"
+)
+def _backward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    write_strength: Tensor,
+    states: Tensor,
+    d_output: Tensor,
+    d_final_state: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    results = _empty_gradients(query, key, value, log_decay, write_strength, d_final_state)
+    names = ("query", "key", "value", "log_decay", "write_strength", "initial_state")
+    native_library.call_rule(
+        backward=True,
+        sizes=_sizes(key, value),
+        query=query.contiguous(),
+        key=key.contiguous(),
+        value=value.contiguous(),
+        log_decay=log_decay.contiguous(),
+        write_strength=write_strength.contiguous(),
+        states=states,
+        d_output=d_output.contiguous(),
+        d_final_state=d_final_state.contiguous(),
+        **{f"d_{name}": result for name, result in zip(names, results, strict=True)},
+    )
+    return results
+
+
+@_backward.register_fake
+def _(query, key, value, log_decay, write_strength, states, d_output, d_final_state):
+    return _empty_gradients(query, key, value, log_decay, write_strength, d_final_state)
+
+
+def _keep(ctx, inputs, output) -> None:
+    *tokens, _, _ = inputs
+    ctx.save_for_backward(*tokens, output[2])
+
+
+def _gradients(ctx, d_output, d_final_state, _d_states):
+    gradients = _backward(*ctx.saved_tensors, d_output, d_final_state)
+    return *gradients, None
+
+
+_forward.register_autograd(_gradients, setup_context=_keep)
+
+
+def _sizes(key: Tensor, value: Tensor) -> tuple[int, int, int, int, int]:
+    batch, seq, heads, d_key = key.shape
+    return batch, seq, heads, d_key, value.shape[-1]
+
+
+def _empty_results(
+    key: Tensor, value: Tensor, initial_state: Tensor, keep_states: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, seq, heads, d_key, d_value = _sizes(key, value)
+    groups = -(-seq // GROUP_TOKENS) if keep_states else 0
+    return (
+        _empty(value),
+        _empty(initial_state),
+        value.new_empty(batch, heads, groups, d_key, d_value),
+    )
+
+
+def _empty_gradients(*tensors: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    query, key, value, log_decay, write_strength, state = map(_empty, tensors)
+    return query, key, value, log_decay, write_strength, state
+
+
+def _empty(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)

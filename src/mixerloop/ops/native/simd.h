@@ -1,0 +1,190 @@
+// Vectors of the width this file is compiled for, and matrix products small enough to live in cache.
+//
+// Included once per instruction set, inside that set's namespace: VECTOR_BYTES and the compiler's
+// flags are what differs. Matrices are row-major; a row of a vectorised operand is padded to
+// LANE_PAD numbers, so that no loop over columns needs a remainder.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+using Index = std::ptrdiff_t;
+
+constexpr Index LANE_PAD = 16;
+
+inline Index padded(Index size) { return (size + LANE_PAD - 1) / LANE_PAD * LANE_PAD; }
+
+template <class T>
+struct Lanes {
+    typedef T Vector __attribute__((vector_size(VECTOR_BYTES)));
+    static constexpr Index count = VECTOR_BYTES / sizeof(T);
+};
+
+template <class T>
+using Vector = typename Lanes<T>::Vector;
+
+template <class T>
+inline Vector<T> load(const T* from) {
+    Vector<T> x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+
+template <class T>
+inline void store(T* to, Vector<T> x) {
+    std::memcpy(to, &x, sizeof x);
+}
+
+template <class T>
+inline Vector<T> all(T x) {
+    return x - Vector<T>{};  // 0 + x would have to keep the sign of a zero
+}
+
+// A matrix whose entries are read one by one: rows and columns may be any distance apart, so its
+// transpose is the same memory with the two swapped.
+template <class T>
+struct Scalars {
+    const T* at;
+    Index row, column;
+};
+
+template <class T>
+inline Scalars<T> rows_of(const T* at, Index width) {
+    return {at, width, 1};
+}
+
+template <class T>
+inline Scalars<T> columns_of(const T* at, Index width) {
+    return {at, 1, width};
+}
+
+// C <- keep C + A B for MR rows and NV vectors of columns, all of C in registers.
+template <class T, int MR, int NV>
+inline void tile(Index depth, Scalars<T> a, const T* b, Index b_row, T* c, Index c_row, T keep) {
+    constexpr Index lanes = Lanes<T>::count;
+    Vector<T> sum[MR][NV];
+    for (int i = 0; i < MR; ++i)
+        for (int j = 0; j < NV; ++j)
+            sum[i][j] = keep == T(0) ? Vector<T>{} : load(c + i * c_row + j * lanes) * keep;
+    for (Index k = 0; k < depth; ++k) {
+        Vector<T> columns[NV];
+        for (int j = 0; j < NV; ++j) columns[j] = load(b + k * b_row + j * lanes);
+        for (int i = 0; i < MR; ++i) {
+            const Vector<T> entry = all(a.at[i * a.row + k * a.column]);
+            for (int j = 0; j < NV; ++j) sum[i][j] += entry * columns[j];
+        }
+    }
+    for (int i = 0; i < MR; ++i)
+        for (int j = 0; j < NV; ++j) store(c + i * c_row + j * lanes, sum[i][j]);
+}
+
+template <class T, int MR, int NV>
+inline void panel(Index num_rows, Index depth, Scalars<T> a, const T* b, Index b_row, T* c,
+                  Index c_row, T keep) {
+    Index i = 0;
+    for (; i + MR <= num_rows; i += MR)
+        tile<T, MR, NV>(depth, {a.at + i * a.row, a.row, a.column}, b, b_row, c + i * c_row, c_row,
+                        keep);
+    for (; i < num_rows; ++i)
+        tile<T, 1, NV>(depth, {a.at + i * a.row, a.row, a.column}, b, b_row, c + i * c_row, c_row,
+                       keep);
+}
+
+// C <- keep C + A B, with C num_rows x num_columns and num_columns a multiple of LANE_PAD.
+template <class T>
+__attribute__((noinline)) void multiply(Index num_rows, Index num_columns, Index depth, Scalars<T> a, const T* b,
+                     Index b_row, T* c, Index c_row, T keep = T(0)) {
+    constexpr Index lanes = Lanes<T>::count;
+    Index left = num_columns / lanes;
+    while (left > 0) {
+        int taken;
+        if (VECTOR_BYTES == 64 && (left == 5 || left > 8)) {
+            panel<T, 4, 5>(num_rows, depth, a, b, b_row, c, c_row, keep), taken = 5;
+        } else if (VECTOR_BYTES == 64 && left >= 4) {
+            panel<T, 4, 4>(num_rows, depth, a, b, b_row, c, c_row, keep), taken = 4;
+        } else if (left == 3 || left > 4) {
+            panel<T, 4, 3>(num_rows, depth, a, b, b_row, c, c_row, keep), taken = 3;
+        } else if (left >= 2) {
+            panel<T, 4, 2>(num_rows, depth, a, b, b_row, c, c_row, keep), taken = 2;
+        } else {
+            panel<T, 8, 1>(num_rows, depth, a, b, b_row, c, c_row, keep), taken = 1;
+        }
+        b += taken * lanes, c += taken * lanes, left -= taken;
+    }
+}
+
+// to[j][i] <- from[i][j] for LANE_PAD rows; the rows of `to` lie to_row apart.
+template <class T>
+inline void transpose(const T* from, Index from_row, Index num_columns, T* to, Index to_row) {
+    for (Index j = 0; j < num_columns; ++j)
+        for (Index i = 0; i < LANE_PAD; ++i) to[j * to_row + i] = from[i * from_row + j];
+}
+
+#if VECTOR_BYTES == 64
+// Sixteen rows of sixteen floats in registers: each round swaps blocks of twice the size.
+inline void transpose(const float* from, Index from_row, Index num_columns, float* to,
+                      Index to_row) {
+    using V = Vector<float>;
+    for (Index at = 0; at < num_columns; at += 16) {
+        V x[16], y[16];
+        for (int i = 0; i < 16; ++i) x[i] = load(from + i * from_row + at);
+        for (int i = 0; i < 16; i += 2) {
+            y[i] = __builtin_shufflevector(x[i], x[i + 1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10,
+                                           26, 12, 28, 14, 30);
+            y[i + 1] = __builtin_shufflevector(x[i], x[i + 1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25,
+                                               11, 27, 13, 29, 15, 31);
+        }
+        for (int i = 0; i < 16; i += 4)
+            for (int j = i; j < i + 2; ++j) {
+                x[j] = __builtin_shufflevector(y[j], y[j + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24,
+                                               25, 12, 13, 28, 29);
+                x[j + 2] = __builtin_shufflevector(y[j], y[j + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10,
+                                                   11, 26, 27, 14, 15, 30, 31);
+            }
+        for (int i = 0; i < 16; i += 8)
+            for (int j = i; j < i + 4; ++j) {
+                y[j] = __builtin_shufflevector(x[j], x[j + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10,
+                                               11, 24, 25, 26, 27);
+                y[j + 4] = __builtin_shufflevector(x[j], x[j + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12,
+                                                   13, 14, 15, 28, 29, 30, 31);
+            }
+        for (int j = 0; j < 8; ++j) {
+            x[j] = __builtin_shufflevector(y[j], y[j + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19,
+                                           20, 21, 22, 23);
+            x[j + 8] = __builtin_shufflevector(y[j], y[j + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25,
+                                               26, 27, 28, 29, 30, 31);
+        }
+        for (int j = 0; j < 16 && at + j < num_columns; ++j) store(to + (at + j) * to_row, x[j]);
+    }
+}
+#endif
+
+// exp(x) for x <= 0; what would be subnormal is zero.
+inline void exponentials(const float* x, float* to, Index size) {
+    using V = Vector<float>;
+    using I = typename Lanes<std::int32_t>::Vector;
+    constexpr float lowest = -87.33654f;
+    for (Index at = 0; at < size; at += Lanes<float>::count) {
+        const V given = load(x + at);
+        const V clamped = given < lowest ? all(lowest) : given;
+        const V shifted = clamped * 1.44269504f + 12582912.0f;  // rounds to a whole number
+        const V whole = shifted - 12582912.0f;
+        const V rest = clamped - whole * 0.693359375f + whole * 2.12194440e-4f;
+        V sum = all(1.9875691500e-4f);
+        sum = sum * rest + 1.3981999507e-3f;
+        sum = sum * rest + 8.3334519073e-3f;
+        sum = sum * rest + 4.1665795894e-2f;
+        sum = sum * rest + 1.6666665459e-1f;
+        sum = sum * rest + 5.0000001201e-1f;
+        sum = sum * rest * rest + rest + 1.0f;
+        const I power = (__builtin_convertvector(whole, I) + 127) << 23;
+        V scale;
+        std::memcpy(&scale, &power, sizeof scale);
+        store(to + at, given < lowest ? V{} : sum * scale);
+    }
+}
+
+inline void exponentials(const double* x, double* to, Index size) {
+    for (Index at = 0; at < size; ++at) to[at] = std::exp(x[at]);
+}

@@ -1,0 +1,148 @@
+"""The compiled kernel on every instruction set, on random cases, and under sanitizers."""
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from mixerloop.ops import native_library
+from mixerloop.ops.gated_delta_rule import choose_implementation, gated_delta_rule
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ROOT / "src" / "mixerloop" / "ops" / "native"
+COMPILED = native_library.library() is not None
+needs_kernel = pytest.mark.skipif(not COMPILED, reason="installed without a C++ compiler")
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-5}
+
+
+def sets_here():
+    loaded = native_library.library()
+    return (
+        [] if loaded is None else native_library.INSTRUCTION_SETS[: loaded.mixerloop_best_set() + 1]
+    )
+
+
+def random_case(generator, dtype):
+    def number(most):
+        return int(torch.randint(1, most + 1, (), generator=generator))
+
+    batch, seq, heads, d_key, d_value = (number(most) for most in (2, 40, 3, 40, 40))
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=dtype)
+
+    def uniform(*shape):
+        return torch.rand(*shape, generator=generator, dtype=dtype)
+
+    brutality = 10.0 ** number(3) / 10
+    return {
+        "query": torch.nn.functional.normalize(normal(batch, seq, heads, d_key), dim=-1),
+        "key": torch.nn.functional.normalize(normal(batch, seq, heads, d_key), dim=-1),
+        "value": normal(batch, seq, heads, d_value),
+        "log_decay": -(uniform(batch, seq, heads) ** 3) * brutality,
+        "write_strength": uniform(batch, seq, heads),
+        "initial_state": normal(batch, heads, d_key, d_value),
+    }
+
+
+def results(inputs, implementation):
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in inputs.items()}
+    output, state = gated_delta_rule(**leaves, implementation=implementation)
+    (output.sin().sum() + state.cos().sum()).backward()
+    return [output, state, *(leaf.grad for leaf in leaves.values())]
+
+
+def largest_error(inputs, dtype):
+    """Of all outputs and gradients, relative to the largest value and never below one."""
+    wanted = results({name: tensor.double() for name, tensor in inputs.items()}, "recurrent")
+    got = results({name: tensor.to(dtype) for name, tensor in inputs.items()}, "native")
+    return max(
+        ((one.double() - other).abs().max() / other.abs().max().clamp_min(1)).item()
+        for one, other in zip(got, wanted, strict=True)
+    )
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("instruction_set", sets_here())
+def test_random_cases_match_the_definition(instruction_set, dtype, monkeypatch):
+    """`python benchmarks/fuzz_native.py` runs ten thousand."""
+    monkeypatch.setenv(native_library.SET_VARIABLE, instruction_set)
+    generator = torch.Generator().manual_seed(0)
+    for number in range(40):
+        inputs = random_case(generator, dtype)
+        error = largest_error(inputs, dtype)
+        assert error < TOLERANCE[dtype], f"case {number}: {error:.2e}"
+
+
+@needs_kernel
+def test_the_number_of_threads_changes_no_bit():
+    inputs = random_case(torch.Generator().manual_seed(3), torch.float32)
+    inputs = {name: torch.cat([tensor] * 4) for name, tensor in inputs.items()}
+    before = torch.get_num_threads()
+    found = []
+    for threads in (1, 2, 2):
+        torch.set_num_threads(threads)
+        found.append(results(inputs, "native"))
+    torch.set_num_threads(before)
+    for other in found[1:]:
+        for mine, their in zip(found[0], other, strict=True):
+            assert torch.equal(mine, their)
+
+
+@needs_kernel
+def test_torch_knows_the_operator():
+    inputs = random_case(torch.Generator().manual_seed(1), torch.float64)
+    leaves = [tensor.requires_grad_() for tensor in inputs.values()]
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(
+        torch.ops.mixerloop.gated_delta_rule.default, (*leaves, True), test_utils=checks
+    )
+
+
+@needs_kernel
+def test_an_instruction_set_this_machine_lacks_is_refused(monkeypatch):
+    monkeypatch.setenv(native_library.SET_VARIABLE, "avx1024")
+    with pytest.raises(ValueError, match="this machine has no 'avx1024'; it has portable"):
+        native_library.instruction_set()
+
+
+def test_without_the_kernel_auto_is_chunked_and_native_is_refused(monkeypatch):
+    monkeypatch.setattr(native_library, "library", lambda: None)
+    assert choose_implementation("auto") == "chunked"
+    with pytest.raises(ValueError, match=r"no compiled kernel; install mixerloop again"):
+        choose_implementation("native")
+
+
+@needs_kernel
+def test_auto_is_native():
+    assert choose_implementation("auto") == "native"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of x86")
+def test_the_kernels_are_clean_under_sanitizers(tmp_path):
+    compile_ = ["g++", "-std=c++17", "-O1", "-g", "-fsanitize=address,undefined", "-Wno-psabi"]
+    compile_ += ["-fno-sanitize-recover=all", f"-I{SOURCES}"]
+    sets = {
+        "portable": ["-DVECTOR_BYTES=16"],
+        "avx2": ["-DVECTOR_BYTES=32", "-mavx2", "-mfma"],
+        "avx512": ["-DVECTOR_BYTES=64", "-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw"],
+    }
+    objects = []
+    for name, flags in sets.items():
+        objects.append(tmp_path / f"{name}.o")
+        subprocess.run(
+            [*compile_, *flags, f"-DISA={name}", "-c", SOURCES / "isa.cpp", "-o", objects[-1]],
+            check=True,
+        )
+    program = tmp_path / "driver"
+    driver = ROOT / "tests" / "native" / "driver.cpp"
+    subprocess.run([*compile_, driver, SOURCES / "entry.cpp", *objects, "-o", program], check=True)
+    done = subprocess.run([program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "calls" in done.stdout
