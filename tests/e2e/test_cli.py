@@ -187,6 +187,16 @@ def test_a_stopped_init_leaves_nothing_behind(tmp_path, number, code):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_doctor_names_the_implementation_and_what_is_missing():
+    found = json.loads(mixerloop("doctor", "--json").stdout)
+    assert found["implementation"] == ("native" if found["native_kernel"] else "chunked")
+    assert found["machine"]["cores"] >= 1
+    said = mixerloop("doctor").stdout
+    assert "native kernel: " in said
+    for name, there in found["extras"].items():
+        assert (f"{name}: there" in said) == there
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_that_arrives_in_a_finalizer_is_not_lost(number, code):
     script = f"""

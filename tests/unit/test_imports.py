@@ -15,7 +15,10 @@ def test_importing_loads_no_torch(module):
     subprocess.run([sys.executable, "-c", COUNT.format(f"import {module}")], check=True)
 
 
-@pytest.mark.parametrize("arguments", [[], ["describe"], ["init"], ["generate"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["describe"], ["init"], ["generate"], ["train"], ["runs"], ["evaluate"], ["doctor"]],
+)
 def test_help_loads_no_torch(arguments):
     run = (
         "from mixerloop.cli.main import main\n"

@@ -197,7 +197,7 @@ void forward_token(const Head<T>& head, const T* initial_state, T* output, T* st
         for (Index j = 0; j < head.d_value; ++j)
             output[j] += head.key[i] * initial_state[i * head.d_value + j];
     for (Index j = 0; j < head.d_value; ++j)
-        output[j] = strength * (head.value[j] - decay * output[j]);  // what is written, for now
+        output[j] = strength * (head.value[j] - decay * output[j]);  // what the token writes
     for (Index i = 0; i < head.d_key; ++i)
         for (Index j = 0; j < head.d_value; ++j) {
             const Index at = i * head.d_value + j;
