@@ -14,6 +14,7 @@ import sentencepiece
 
 from mixerloop import runs
 from mixerloop.data.tokenizer import train_tokenizer
+from mixerloop.ops.gated_delta_rule import choose_implementation
 
 
 def mixerloop(*arguments, code=0):
@@ -26,6 +27,11 @@ def mixerloop(*arguments, code=0):
     )
     assert done.returncode == code, done.stderr
     return done
+
+
+def hear_interrupts():
+    """A shell starts background work with Ctrl-C ignored, and what it starts inherits that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def refused(*arguments):
@@ -80,7 +86,7 @@ def test_describe_shows_people_the_paper_beside_ours():
 def test_a_fresh_run_says_where_it_came_from(fresh):
     provenance = json.loads((fresh / runs.PROVENANCE).read_text())
     assert provenance["seed"] == 1337
-    assert provenance["implementation"] == "chunked"
+    assert provenance["implementation"] == choose_implementation("auto")
     assert (fresh / runs.CONFIG).exists()
     runs.check_seal(fresh / "checkpoints" / "step-0")
 
@@ -92,7 +98,7 @@ def test_generate_continues_token_ids_the_same_way_twice(fresh):
     assert shown.stdout.split() == [str(token) for token in first["tokens"]]
     assert "tokens/s" in shown.stderr
     assert first["schedule"] == first["run_schedule"] == "4x(A4 F)"
-    assert first["implementation"] == "chunked"
+    assert first["implementation"] == choose_implementation("auto")
     assert len(first["tokens"]) == 5
 
 
@@ -177,6 +183,7 @@ def test_a_stopped_init_leaves_nothing_behind(tmp_path, number, code):
     process = subprocess.Popen(
         [sys.executable, "-m", "mixerloop", "init", "110m", "--out", tmp_path / "run"],
         stderr=subprocess.PIPE,
+        preexec_fn=hear_interrupts,
     )
     while not list(tmp_path.glob(".run.*")) and process.poll() is None:
         time.sleep(0.01)
@@ -215,7 +222,12 @@ def run():
 main._run = run
 main.main()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=20)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        timeout=20,
+        preexec_fn=hear_interrupts,
+    )
     assert done.returncode == code, done.stderr
 
 
