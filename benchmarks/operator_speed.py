@@ -1,6 +1,6 @@
 """The gated delta rule: our implementations beside the CPU form `transformers` has.
 
-    python benchmarks/operator_speed.py [--json]
+    python benchmarks/operator_speed.py [--json] [--strong-decay]
 
 Forward, and forward with backward, in float32, in turn, so that what disturbs the machine disturbs
 all alike. Outputs are compared first. `transformers` comes with `make peers`.
@@ -27,10 +27,18 @@ AGREE = 1e-4  # float32, two orders of summation
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--strong-decay",
+        action="store_true",
+        help="decays down to -8, which make subnormal numbers",
+    )
     parser.add_argument("--repeats", type=int, default=10)
     options = parser.parse_args()
     machine.settle()
-    rows = [measure(name, shape, options.repeats) for name, shape in SHAPES.items()]
+    rows = [
+        measure(name, make_inputs(*shape, strong=options.strong_decay), options.repeats)
+        for name, shape in SHAPES.items()
+    ]
     if options.json:
         print(json.dumps({"machine": header(), "shapes": rows}, indent=2))
         return
@@ -44,8 +52,7 @@ def main() -> None:
             print(f"  best of ours  {forward:7.1f} x   {both:7.1f} x faster")
 
 
-def measure(name: str, shape: tuple[int, int, int, int], repeats: int) -> dict[str, Any]:
-    inputs = make_inputs(*shape)
+def measure(name: str, inputs: dict[str, torch.Tensor], repeats: int) -> dict[str, Any]:
     rules = {"chunked": ours("chunked")}
     if native_library.library() is not None:
         rules["native"] = ours("native")
@@ -74,7 +81,7 @@ def measure(name: str, shape: tuple[int, int, int, int], repeats: int) -> dict[s
         functions[key, "forward"] = lambda rule=rule: forward(rule)
         functions[key, "forward_backward"] = lambda rule=rule: forward_backward(rule)
     times = interleaved(functions, warmup=2, repeats=repeats)
-    found: dict[str, Any] = {"name": name, "shape": shape, "milliseconds": {}}
+    found: dict[str, Any] = {"name": name, "shape": list(inputs["key"].shape), "milliseconds": {}}
     for (key, what), timing in times.items():
         found["milliseconds"].setdefault(key, {})[what] = 1000 * timing.median
     if "transformers" in rules:
@@ -84,7 +91,9 @@ def measure(name: str, shape: tuple[int, int, int, int], repeats: int) -> dict[s
     return found
 
 
-def make_inputs(batch: int, seq: int, heads: int, d_head: int) -> dict[str, torch.Tensor]:
+def make_inputs(
+    batch: int, seq: int, heads: int, d_head: int, *, strong: bool
+) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -94,7 +103,9 @@ def make_inputs(batch: int, seq: int, heads: int, d_head: int) -> dict[str, torc
         "query": F.normalize(normal(batch, seq, heads, d_head), dim=-1) * d_head**-0.5,
         "key": F.normalize(normal(batch, seq, heads, d_head), dim=-1),
         "value": normal(batch, seq, heads, d_head),
-        "log_decay": -normal(batch, seq, heads).square() / 8,
+        "log_decay": -(torch.rand(batch, seq, heads, generator=generator) ** 4) * 8
+        if strong
+        else -normal(batch, seq, heads).square() / 8,
         "write_strength": normal(batch, seq, heads).sigmoid(),
         "initial_state": normal(batch, heads, d_head, d_head),
     }

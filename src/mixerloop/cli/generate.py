@@ -54,7 +54,7 @@ class Generate:
     compute_dtype: str = "float32"
     """float32 or bfloat16."""
     implementation: str = "auto"
-    """The form of the gated delta rule: auto, chunked or recurrent."""
+    """The form of the gated delta rule: auto, native, chunked or recurrent."""
     json: bool = False
     """Print one JSON object at the end instead of text as it comes."""
 
