@@ -1,4 +1,4 @@
-"""Random small cases of the native kernel against the definition in float64.
+"""Random small cases of the native rule and the native mixer against their definitions in float64.
 
 python benchmarks/fuzz_native.py                 # 10,000 cases over all instruction sets
 python benchmarks/fuzz_native.py --cases 500
@@ -8,12 +8,13 @@ import argparse
 import importlib.util
 import os
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
 from mixerloop.ops import native_library
 
-TESTS = Path(__file__).parents[1] / "tests" / "parity" / "test_native.py"
+TESTS = Path(__file__).parents[1] / "tests" / "parity"
 
 
 def main() -> None:
@@ -21,24 +22,38 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    spec = importlib.util.spec_from_file_location("test_native", TESTS)
-    assert spec is not None
-    assert spec.loader is not None
-    tests = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tests)
+    tests, mixing = tests_of("test_native"), tests_of("test_gated_delta_mixing")
     generator = torch.Generator().manual_seed(options.seed)
     worst = dict.fromkeys(tests.TOLERANCE, 0.0)
     kinds = [(name, dtype) for name in tests.sets_here() for dtype in tests.TOLERANCE]
     for number in range(options.cases):
         instruction_set, dtype = kinds[number % len(kinds)]
         os.environ[native_library.SET_VARIABLE] = instruction_set
-        error = tests.largest_error(tests.random_case(generator, dtype), dtype)
-        worst[dtype] = max(worst[dtype], error)
-        if not error < tests.TOLERANCE[dtype]:
-            raise SystemExit(f"case {number}, {instruction_set}, {dtype}: error {error:.2e}")
+        errors = {
+            "rule": tests.largest_error(tests.random_case(generator, dtype), dtype),
+            "mixer": mixing.largest_error(mixing.random_case(generator), dtype),
+        }
+        worst[dtype] = max(worst[dtype], *errors.values())
+        for name, error in errors.items():
+            if not error < (tests if name == "rule" else mixing).TOLERANCE[dtype]:
+                raise SystemExit(
+                    f"case {number}, {name}, {instruction_set}, {dtype}: error {error:.2e}"
+                )
     for dtype, error in worst.items():
         print(f"{dtype}: largest relative error {error:.1e}")
-    print(f"{options.cases:,} cases on {', '.join(tests.sets_here())}: all within tolerance")
+    print(
+        f"{options.cases:,} cases of each on {', '.join(tests.sets_here())}: all within tolerance"
+    )
+
+
+def tests_of(name: str) -> ModuleType:
+    """A file of parity tests, for its cases and its bounds."""
+    spec = importlib.util.spec_from_file_location(name, TESTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 if __name__ == "__main__":

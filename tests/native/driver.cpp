@@ -8,38 +8,98 @@
 #include <vector>
 
 extern "C" int mixerloop_best_set();
-extern "C" int mixerloop_rule(const RuleCall*, int, int, int, int, void*);
+extern "C" int mixerloop_run(int, int, const void*, int, int, void*);
 
-template <class T>
-int run(std::mt19937& random, int set) {
-    auto number = [&](int most) { return 1 + static_cast<int>(random() % most); };
+using Bits = std::uint16_t;  // a bfloat16
+
+std::mt19937 generator(0);
+
+std::int64_t number(int most) { return 1 + static_cast<int>(generator() % most); }
+
+// Exactly as many numbers as a tensor has, so that one more is one too many.
+template <class S>
+std::vector<S> values(std::int64_t size, float low = -1, float high = 1) {
+    std::vector<S> result(size);
+    std::uniform_real_distribution<float> draw(low, high);
+    for (S& value : result) value = static_cast<S>(draw(generator));
+    return result;
+}
+
+template <>
+std::vector<Bits> values(std::int64_t size, float, float) {
+    std::vector<Bits> result(size);
+    for (Bits& value : result) value = 0x3e00 + generator() % 256;  // about an eighth to a half
+    return result;
+}
+
+template <class T, class S>
+bool rule(int type, int set) {
     const std::int64_t batch = number(3), seq = number(150), heads = number(3);
     const std::int64_t dk = number(90), dv = number(90), groups = (seq + 63) / 64;
-    auto values = [&](std::int64_t size, float low, float high) {
-        std::vector<T> result(size);
-        std::uniform_real_distribution<float> draw(low, high);
-        for (T& value : result) value = draw(random);
-        return result;
-    };
     const std::int64_t tokens = batch * seq * heads, states = batch * heads * dk * dv;
-    auto q = values(tokens * dk, -0.2f, 0.2f), k = values(tokens * dk, -0.2f, 0.2f);
-    auto v = values(tokens * dv, -1, 1), g = values(tokens, -3, 0), b = values(tokens, 0, 1);
-    auto s0 = values(states, -1, 1), o = v, sf = s0, kept = values(states * groups, 0, 0);
-    auto d_o = v, d_sf = s0, dq = q, d_k = k, d_v = v, dg = g, db = b, ds = s0;
+    auto q = values<S>(tokens * dk, -0.2f, 0.2f), k = q, v = values<S>(tokens * dv);
+    auto g = values<T>(tokens, -3, 0), b = values<T>(tokens, 0, 1), s0 = values<T>(states);
+    auto o = v, d_o = v, dq = q, d_k = k, d_v = v;
+    auto sf = s0, kept = values<T>(states * groups), d_sf = s0, ds = s0, dg = g, db = b;
     const RuleCall call{batch, seq, heads, dk, dv, q.data(), k.data(), v.data(), g.data(), b.data(),
                         s0.data(), o.data(), sf.data(), kept.data(), d_o.data(), d_sf.data(),
                         dq.data(), d_k.data(), d_v.data(), dg.data(), db.data(), ds.data()};
-    const int is_double = sizeof(T) == 8;
-    if (mixerloop_rule(&call, is_double, 0, set, 1, nullptr)) return 1;
-    return mixerloop_rule(&call, is_double, 1, set, 1, nullptr);
+    return !mixerloop_run(RULE, type, &call, set, 1, nullptr) &&
+           !mixerloop_run(RULE_BACKWARD, type, &call, set, 1, nullptr);
+}
+
+template <class T, class S>
+bool mixing(int type, int set) {
+    const std::int64_t batch = number(2), seq = number(100), heads = number(3), d = number(90);
+    const std::int64_t width = number(17), inner = heads * d, tokens = batch * seq;
+    const std::int64_t states = batch * heads * d * d, groups = (seq + 63) / 64;
+    auto qkv = values<S>(tokens * 3 * inner), gate = values<S>(tokens * inner);
+    auto decay = values<S>(tokens * heads), write = decay, output = gate, d_output = gate;
+    auto conv = values<T>(3 * inner * width), history = values<T>(batch * (width - 1) * 3 * inner);
+    auto A_log = values<T>(heads), dt_bias = A_log, norm = values<T>(d), s0 = values<T>(states);
+    auto sf = s0, kept = values<T>(states * groups), d_sf = s0, ds = s0, d_history = history;
+    auto d_qkv = qkv, d_gate = gate, d_decay = decay, d_write = write;
+    auto d_conv = values<T>(batch * 3 * inner * width), d_A = values<T>(batch * heads), d_dt = d_A;
+    auto d_norm = values<T>(batch * heads * d);
+    const MixingCall call{
+        batch, seq, heads, d, width, 1e-5, 1e-6, 0.1, qkv.data(), gate.data(), decay.data(),
+        write.data(), conv.data(), history.data(), A_log.data(), dt_bias.data(), norm.data(),
+        s0.data(), output.data(), sf.data(), kept.data(), d_output.data(), d_sf.data(),
+        d_qkv.data(), d_gate.data(), d_decay.data(), d_write.data(), d_conv.data(),
+        d_history.data(), d_A.data(), d_dt.data(), d_norm.data(), ds.data()};
+    return !mixerloop_run(MIXING, type, &call, set, 1, nullptr) &&
+           !mixerloop_run(MIXING_BACKWARD, type, &call, set, 1, nullptr);
+}
+
+template <class T, class S>
+bool rows(int type, int set) {
+    const std::int64_t num = number(20), width = number(200);
+    auto gate_up = values<S>(num * 2 * width), output = values<S>(num * width);
+    auto d_output = output, d_gate_up = gate_up;
+    const SwigluCall swiglu{num, width, gate_up.data(), output.data(), d_output.data(),
+                            d_gate_up.data()};
+    std::vector<std::int64_t> labels(num);
+    for (std::int64_t& label : labels) label = number(width + 1) - 2;  // -1 is none
+    auto logits = output;
+    auto losses = values<T>(num);
+    const CrossEntropyCall loss{num, width, 1, logits.data(), labels.data(), losses.data()};
+    return !mixerloop_run(SWIGLU, type, &swiglu, set, 1, nullptr) &&
+           !mixerloop_run(SWIGLU_BACKWARD, type, &swiglu, set, 1, nullptr) &&
+           !mixerloop_run(CROSS_ENTROPY, type, &loss, set, 1, nullptr);
+}
+
+template <class T, class S>
+bool all(int type, int set) {
+    return rule<T, S>(type, set) && mixing<T, S>(type, set) && rows<T, S>(type, set);
 }
 
 int main() {
-    std::mt19937 random(0);
     int calls = 0;
     for (int set = 0; set <= mixerloop_best_set(); ++set)
-        for (int times = 0; times < 40; ++times, ++calls)
-            if (times % 2 ? run<double>(random, set) : run<float>(random, set)) return 1;
+        for (int times = 0; times < 20; ++times, calls += 21)
+            if (!(all<float, float>(FLOAT32, set) && all<double, double>(FLOAT64, set) &&
+                  all<float, Bits>(BFLOAT16, set)))
+                return 1;
     std::printf("%d calls\n", calls);
     return 0;
 }

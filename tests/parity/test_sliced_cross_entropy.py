@@ -4,9 +4,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mixerloop.ops import native_library
 from mixerloop.ops import sliced_cross_entropy as module
 from mixerloop.ops.sliced_cross_entropy import NOT_SCORED, sliced_cross_entropy
 
+IMPLEMENTATIONS = [
+    "chunked",
+    pytest.param(
+        "native",
+        marks=pytest.mark.skipif(native_library.library() is None, reason="no compiled kernel"),
+    ),
+]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}  # relative to the largest value
 
 
@@ -24,13 +32,14 @@ def whole(x, weight, labels):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 100])
-def test_loss_and_gradients_match_the_whole(monkeypatch, num_tokens, dtype):
+def test_loss_and_gradients_match_the_whole(monkeypatch, num_tokens, implementation, dtype):
     monkeypatch.setattr(module, "SLICE_TOKENS", 16)
     x, weight, labels = make_inputs(num_tokens, dtype)
     wide = [tensor.detach().double().requires_grad_() for tensor in (x, weight)]
     expected = whole(wide[0], wide[1], labels)
-    loss = sliced_cross_entropy(x=x, weight=weight, labels=labels)
+    loss = sliced_cross_entropy(x=x, weight=weight, labels=labels, implementation=implementation)
     assert loss.item() == pytest.approx(expected.item(), rel=TOLERANCE[dtype], abs=1e-12)
     got = torch.autograd.grad(3 * loss, [x, weight])
     wanted = torch.autograd.grad(3 * expected, wide)
@@ -47,21 +56,25 @@ def test_gradients_match_finite_differences(monkeypatch):
     )
 
 
-def test_tokens_without_a_label_have_no_loss_and_no_gradient():
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_tokens_without_a_label_have_no_loss_and_no_gradient(implementation):
     x, weight, labels = make_inputs(20, torch.float64)
     labels[:] = NOT_SCORED
-    loss = sliced_cross_entropy(x=x, weight=weight, labels=labels)
+    loss = sliced_cross_entropy(x=x, weight=weight, labels=labels, implementation=implementation)
     d_x, d_weight = torch.autograd.grad(loss, [x, weight])
     assert loss == 0
     assert not d_x.any()
     assert not d_weight.any()
 
 
-def test_autocast_rounds_the_products_and_nothing_else():
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_autocast_rounds_the_products_and_nothing_else(implementation):
     x, weight, labels = make_inputs(200, torch.float32)
     exact = sliced_cross_entropy(x=x, weight=weight, labels=labels)
     with torch.autocast("cpu", torch.bfloat16):
-        near = sliced_cross_entropy(x=x, weight=weight, labels=labels)
+        near = sliced_cross_entropy(
+            x=x, weight=weight, labels=labels, implementation=implementation
+        )
     assert near.dtype == torch.float32
     assert near != exact
     assert near.item() == pytest.approx(exact.item(), rel=2.0**-8)
@@ -97,3 +110,10 @@ def test_shapes_that_do_not_fit_are_refused(shapes, message):
     x, weight, labels = (torch.zeros(shape) for shape in shapes)
     with pytest.raises(ValueError, match=message):
         sliced_cross_entropy(x=x, weight=weight, labels=labels.long())
+
+
+@pytest.mark.parametrize("label", [5, -1, -5])
+def test_a_label_outside_the_vocabulary_is_refused(label):
+    labels = torch.tensor([0, label, 4, NOT_SCORED])
+    with pytest.raises(ValueError, match=f"label {label} is outside the vocabulary of 5"):
+        sliced_cross_entropy(x=torch.zeros(4, 3), weight=torch.zeros(5, 3), labels=labels)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from mixerloop.model.gated_delta_net import GatedDeltaNet
 from mixerloop.model.initialization import fresh_model
 from mixerloop.notation import parse, resolve
+from mixerloop.ops.gated_delta_mixing import rule_inputs
 from mixerloop.schedule import LOOPS, Occurrence, full_loop, mixer_loop, no_loop
 
 
@@ -291,7 +292,9 @@ def test_under_bfloat16_autocast_decay_norms_and_residual_stay_float32(tiny):
     x = torch.randn(2, 9, tiny.d_model)
     with torch.autocast("cpu", torch.bfloat16):
         assert mixer.qkv_proj(x).dtype == torch.bfloat16
-        inputs = mixer._rule_inputs(x, mixer.qkv_proj(x))
+        projected = mixer._projected(x)
+        assert {tensor.dtype for tensor in projected} == {torch.bfloat16}
+        inputs = rule_inputs(projected, projected.qkv, mixer._weights())
         assert {tensor.dtype for tensor in inputs} == {torch.float32}
         assert model.final_norm(x.bfloat16()).dtype == torch.float32
         residual, _ = model.walk(model.embed(tokens_for(tiny)), model.schedule)

@@ -1,25 +1,25 @@
 """The SwiGLU feed-forward network: mixes channels, each token alone."""
 
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mixerloop.config import ModelConfig
+from mixerloop.config import Implementation, ModelConfig
 from mixerloop.model.sublayer import Cost
+from mixerloop.ops.swiglu import swiglu
 
 
 class SwiGLU(nn.Module):
     """down(silu(gate x) * up x), with gate and up in one matrix."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, implementation: Implementation) -> None:
         super().__init__()
+        self.implementation: Implementation = implementation
         self.gate_up_proj = nn.Linear(config.d_model, 2 * config.d_ffn, bias=False)
         self.down_proj = nn.Linear(config.d_ffn, config.d_model, bias=False)
 
     def forward(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq d_model"]:
         """The update to the residual."""
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)
+        return self.down_proj(swiglu(self.gate_up_proj(x), implementation=self.implementation))
 
     def cost(self) -> Cost:
         """Three matrices; nothing is remembered."""

@@ -4,17 +4,20 @@ import math
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mixerloop.config import Implementation, ImplementationChoice, ModelConfig
+from mixerloop.config import Implementation, ModelConfig
 from mixerloop.model.norm import RMSNorm
+from mixerloop.model.precision import product_dtype
 from mixerloop.model.sublayer import Cost, MixerState
-from mixerloop.ops.gated_delta_rule import choose_implementation, gated_delta_rule
-from mixerloop.ops.short_convolution import short_convolution
+from mixerloop.ops.gated_delta_mixing import (
+    MixingWeights,
+    Projected,
+    gated_delta_mixing,
+    mixing_without_context,
+)
 
-UNIT_NORM_EPS = 1e-6  # under the root, as flash-linear-attention has it
 RATE_RANGE = (0.0, 16.0)  # exp(A_log)
 SMALLEST_RATE = 2.0**-20  # one step of the generator above the zero it may draw
 STEP_RANGE = (0.001, 0.1)  # softplus(dt_bias)
@@ -28,25 +31,13 @@ class GatedDeltaNetState(NamedTuple):
     conv_history: Float[Tensor, "batch width-1 channels"]
 
 
-class RuleInputs(NamedTuple):
-    """The token-local half of the mixer, in float32 or wider."""
-
-    query: Float[Tensor, "batch seq heads d_head"]
-    key: Float[Tensor, "batch seq heads d_head"]
-    value: Float[Tensor, "batch seq heads d_head"]
-    log_decay: Float[Tensor, "batch seq heads"]
-    write_strength: Float[Tensor, "batch seq heads"]
-
-
 class GatedDeltaNet(nn.Module):
     """Projections, short convolution, gated delta rule, gated output norm, projection."""
 
-    def __init__(
-        self, config: ModelConfig, *, implementation: ImplementationChoice = "auto"
-    ) -> None:
+    def __init__(self, config: ModelConfig, *, implementation: Implementation) -> None:
         super().__init__()
         self.num_heads, self.d_head = config.num_heads, config.d_head
-        self.implementation: Implementation = choose_implementation(implementation)
+        self.implementation: Implementation = implementation
         d_inner = config.num_heads * config.d_head
         self.qkv_proj = nn.Linear(config.d_model, 3 * d_inner, bias=False)
         self.qkv_conv = nn.Parameter(torch.empty(3 * d_inner, config.conv_width))
@@ -63,23 +54,24 @@ class GatedDeltaNet(nn.Module):
     ) -> tuple[Float[Tensor, "batch seq d_model"], GatedDeltaNetState]:
         """The update to the residual, and the state to go on from."""
         memory, conv_history = (None, None) if state is None else state
-        qkv, conv_history = short_convolution(
-            x=self.qkv_proj(x), weight=self.qkv_conv, history=conv_history
-        )
-        output, memory = gated_delta_rule(
-            **self._rule_inputs(x, qkv)._asdict(),
-            initial_state=memory,
+        mixed, memory, conv_history = gated_delta_mixing(
+            self._projected(x),
+            self._weights(),
+            norm_eps=self.output_norm.eps,
             implementation=self.implementation,
+            memory=memory,
+            conv_history=conv_history,
         )
-        return self._read_out(x, output), GatedDeltaNetState(memory, conv_history)
+        return self.output_proj(mixed), GatedDeltaNetState(memory, conv_history)
 
     def context_off(
         self, x: Float[Tensor, "batch seq d_model"]
     ) -> Float[Tensor, "batch seq d_model"]:
-        """Each token writes to an empty memory and reads its own write: o = b (q . k) v."""
-        inputs = self._rule_inputs(x, self.qkv_proj(x) * self.qkv_conv[:, -1])
-        match = (inputs.query * inputs.key).sum(-1)
-        return self._read_out(x, (inputs.write_strength * match)[..., None] * inputs.value)
+        """The update when each token writes to an empty memory and reads its own write."""
+        mixed = mixing_without_context(
+            self._projected(x), self._weights(), norm_eps=self.output_norm.eps
+        )
+        return self.output_proj(mixed)
 
     def initial_state(
         self, batch: int, dtype: torch.dtype, device: torch.device
@@ -123,25 +115,19 @@ class GatedDeltaNet(nn.Module):
             state_bytes=sum(tensor.nbytes for tensor in state),
         )
 
-    def _rule_inputs(self, x: Tensor, qkv: Tensor) -> RuleInputs:
-        wide = torch.promote_types(qkv.dtype, torch.float32)
-        query, key, value = (
-            part.unflatten(-1, (self.num_heads, self.d_head))
-            for part in F.silu(qkv.to(wide)).chunk(3, dim=-1)
-        )
-        step = F.softplus(self.decay_proj(x).to(wide) + self.dt_bias)
-        return RuleInputs(
-            query=_unit(query) * self.d_head**-0.5,
-            key=_unit(key),
-            value=value,
-            log_decay=-self.A_log.exp() * step,
-            write_strength=self.write_proj(x).to(wide).sigmoid(),
+    def _projected(self, x: Tensor) -> Projected:
+        x = x.to(product_dtype(x))  # once for the four of them
+        return Projected(
+            qkv=self.qkv_proj(x),
+            gate=self.gate_proj(x),
+            decay=self.decay_proj(x),
+            write=self.write_proj(x),
         )
 
-    def _read_out(self, x: Tensor, output: Tensor) -> Tensor:
-        gate = F.silu(self.gate_proj(x)).unflatten(-1, (self.num_heads, self.d_head))
-        return self.output_proj((self.output_norm(output) * gate).flatten(-2))
-
-
-def _unit(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + UNIT_NORM_EPS)
+    def _weights(self) -> MixingWeights:
+        return MixingWeights(
+            conv=self.qkv_conv,
+            A_log=self.A_log,
+            dt_bias=self.dt_bias,
+            norm=self.output_norm.weight,
+        )

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mixerloop import machine
-from mixerloop.config import ImplementationChoice, ModelConfig
+from mixerloop.config import Implementation, ImplementationChoice, ModelConfig
 from mixerloop.model.ffn import SwiGLU
 from mixerloop.model.gated_delta_net import GatedDeltaNet
 from mixerloop.model.norm import RMSNorm
 from mixerloop.model.pass_residual import PassResidualTable
 from mixerloop.model.sublayer import Mixer, MixerState
+from mixerloop.ops.gated_delta_rule import choose_implementation
 from mixerloop.schedule import Occurrence, Schedule, Sublayer, num_passes_of
 
 T = TypeVar("T")
@@ -36,12 +37,14 @@ class Layer(nn.Module):
 
     mixer: Mixer
 
-    def __init__(self, config: ModelConfig, mixer: Mixer) -> None:
+    def __init__(
+        self, config: ModelConfig, mixer: Mixer, *, implementation: Implementation
+    ) -> None:
         super().__init__()
         self.mixer_norm = RMSNorm(config.d_model, config.norm_eps)
         self.mixer = mixer
         self.ffn_norm = RMSNorm(config.d_model, config.norm_eps)
-        self.ffn = SwiGLU(config)
+        self.ffn = SwiGLU(config, implementation=implementation)
 
     def forward(
         self,
@@ -72,9 +75,15 @@ class LoopedLM(nn.Module):
         self.config = config
         self.schedule = config.occurrences()
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.implementation: Implementation = choose_implementation(implementation)
+        """The form in which every operator of this model is run."""
         mixer = MIXERS[config.mixer]
         layers = [
-            Layer(config, mixer(config, implementation=implementation))
+            Layer(
+                config,
+                mixer(config, implementation=self.implementation),
+                implementation=self.implementation,
+            )
             for _ in range(config.num_layers)
         ]
         self.layers = cast(Sequence[Layer], nn.ModuleList(layers))
@@ -89,11 +98,6 @@ class LoopedLM(nn.Module):
                 d_model=config.d_model,
             )
         )
-
-    @property
-    def implementation(self) -> str:
-        """The form of the recurrence that every mixer of this model runs."""
-        return self.layers[0].mixer.implementation
 
     def forward(
         self,

@@ -29,11 +29,6 @@ class Mixer(Protocol):
     Its last projection is called `output_proj`, which is what the released init rule shrinks.
     """
 
-    @property
-    def implementation(self) -> str:
-        """The form of its recurrence, fixed when it is made."""
-        ...
-
     def __call__(
         self, x: Float[Tensor, "batch seq d_model"], state: MixerState | None = None
     ) -> tuple[Float[Tensor, "batch seq d_model"], MixerState]:

@@ -68,11 +68,14 @@ def gated_delta_rule(
     if initial_state is None:
         batch, _, heads, d_key = key.shape
         initial_state = value.new_zeros(batch, heads, d_key, value.shape[-1], dtype=state_dtype)
+    chosen = choose_implementation(implementation)
+    narrow = chosen == "native" and {query.dtype, key.dtype, value.dtype} == {torch.bfloat16}
+    token_dtype = torch.bfloat16 if narrow and state_dtype == torch.float32 else state_dtype
     with torch.autocast(value.device.type, enabled=False):
-        output, final_state = _IMPLEMENTATIONS[choose_implementation(implementation)](
-            query=query.to(state_dtype),
-            key=key.to(state_dtype),
-            value=value.to(state_dtype),
+        output, final_state = _IMPLEMENTATIONS[chosen](
+            query=query.to(token_dtype),
+            key=key.to(token_dtype),
+            value=value.to(token_dtype),
             log_decay=log_decay.to(state_dtype),
             write_strength=write_strength.to(state_dtype),
             initial_state=initial_state.to(state_dtype),

@@ -22,7 +22,11 @@ def native_gated_delta_rule(
     write_strength: Float[Tensor, "batch seq heads"],
     initial_state: Float[Tensor, "batch heads d_key d_value"],
 ) -> tuple[Float[Tensor, "batch seq heads d_value"], Float[Tensor, "batch heads d_key d_value"]]:
-    """The rule in float32 or float64, whichever all inputs are."""
+    """The rule in float32, or float64 when that is what all inputs are.
+
+    Query, key and value have one type, which may be bfloat16; the rest is never narrower than
+    float32. The output has the type of `value`.
+    """
     inputs = (query, key, value, log_decay, write_strength, initial_state)
     keep_states = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     output, final_state, _ = _forward(*inputs, keep_states)
@@ -40,9 +44,10 @@ def _forward(
     keep_states: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     output, final_state, states = _empty_results(key, value, initial_state, keep_states)
-    native_library.call_rule(
-        backward=False,
-        sizes=_sizes(key, value),
+    native_library.run(
+        "rule",
+        value.dtype,
+        *_sizes(key, value),
         query=query.contiguous(),
         key=key.contiguous(),
         value=value.contiguous(),
@@ -76,9 +81,11 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     results = _empty_gradients(query, key, value, log_decay, write_strength, d_final_state)
     names = ("query", "key", "value", "log_decay", "write_strength", "initial_state")
-    native_library.call_rule(
+    native_library.run(
+        "rule",
+        value.dtype,
+        *_sizes(key, value),
         backward=True,
-        sizes=_sizes(key, value),
         query=query.contiguous(),
         key=key.contiguous(),
         value=value.contiguous(),
@@ -123,7 +130,7 @@ def _empty_results(
     return (
         _empty(value),
         _empty(initial_state),
-        value.new_empty(batch, heads, groups, d_key, d_value),
+        initial_state.new_empty(batch, heads, groups, d_key, d_value),
     )
 
 

@@ -14,23 +14,49 @@ INSTRUCTION_SETS = ("portable", "avx2", "avx512")
 SET_VARIABLE = "MIXERLOOP_INSTRUCTION_SET"
 """Names the instruction set to use, for tests and measurements; the best there is otherwise."""
 
-POINTERS = (
-    *("query", "key", "value", "log_decay", "write_strength", "initial_state"),
-    *("output", "final_state", "states", "d_output", "d_final_state"),
-    *("d_query", "d_key", "d_value", "d_log_decay", "d_write_strength", "d_initial_state"),
+OPERATORS = (  # in the order of native/call.h
+    *("rule", "rule_backward", "mixing", "mixing_backward"),
+    *("swiglu", "swiglu_backward", "cross_entropy"),
 )
+TYPES = (torch.float32, torch.float64, torch.bfloat16)
+"""Types of token tensors; weights, states and sums are float32, or float64 with float64."""
 
 
-class RuleCall(ctypes.Structure):
-    """The struct of the same name in native/call.h."""
+def _call(sizes: tuple[str, ...], numbers: tuple[str, ...], pointers: tuple[str, ...]):
+    """A struct of native/call.h."""
+    fields = [
+        *((name, ctypes.c_int64) for name in sizes),
+        *((name, ctypes.c_double) for name in numbers),
+        *((name, ctypes.c_void_p) for name in pointers),
+    ]
+    return type("Call", (ctypes.Structure,), {"_fields_": fields})
 
-    _fields_ = (
-        *(
-            (name, ctypes.c_int64)
-            for name in ("batch", "seq", "heads", "d_key_size", "d_value_size")
+
+CALLS = {
+    "rule": _call(
+        ("batch", "seq", "heads", "d_key_size", "d_value_size"),
+        (),
+        (
+            *("query", "key", "value", "log_decay", "write_strength", "initial_state"),
+            *("output", "final_state", "states", "d_output", "d_final_state"),
+            *("d_query", "d_key", "d_value", "d_log_decay", "d_write_strength", "d_initial_state"),
         ),
-        *((name, ctypes.c_void_p) for name in POINTERS),
-    )
+    ),
+    "mixing": _call(
+        ("batch", "seq", "heads", "d_head", "width"),
+        ("norm_eps", "unit_eps", "query_scale"),
+        (
+            *("qkv", "gate", "decay", "write"),
+            *("conv_weight", "history", "A_log", "dt_bias", "norm_weight", "initial_state"),
+            *("output", "final_state", "states", "d_output", "d_final_state"),
+            *("d_qkv", "d_gate", "d_decay", "d_write"),
+            *("d_conv_weight", "d_history", "d_A_log", "d_dt_bias", "d_norm_weight"),
+            "d_initial_state",
+        ),
+    ),
+    "swiglu": _call(("rows", "width"), (), ("gate_up", "output", "d_output", "d_gate_up")),
+    "cross_entropy": _call(("rows", "vocab", "with_gradient"), (), ("logits", "labels", "losses")),
+}
 
 
 @cache
@@ -40,8 +66,8 @@ def library() -> ctypes.CDLL | None:
     if spec is None or spec.origin is None:
         return None
     loaded = ctypes.CDLL(spec.origin)
-    loaded.mixerloop_rule.argtypes = [
-        *(ctypes.POINTER(RuleCall), ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int),
+    loaded.mixerloop_run.argtypes = [
+        *(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int),
         ctypes.c_void_p,
     ]
     return loaded
@@ -87,21 +113,24 @@ def _openmp_libraries() -> list[str]:
     )
 
 
-def call_rule(
-    *, backward: bool, sizes: tuple[int, int, int, int, int], **tensors: torch.Tensor | None
+def run(
+    operator: str,
+    dtype: torch.dtype,
+    *sizes: float,
+    backward: bool = False,
+    **tensors: torch.Tensor | None,
 ) -> None:
-    """Run the kernel on contiguous tensors of one type; what it writes is among them."""
+    """Run an operator on contiguous tensors, tokens of type `dtype`; it writes to some of them."""
     loaded = library()
     assert loaded is not None
     pointers = {
         name: None if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()
     }
-    dtype = next(tensor.dtype for tensor in tensors.values() if tensor is not None)
-    call = RuleCall(*sizes, *(pointers.get(name) for name in POINTERS))
-    failed = loaded.mixerloop_rule(
+    call = CALLS[operator](*sizes, **pointers)
+    failed = loaded.mixerloop_run(
+        OPERATORS.index(f"{operator}_backward" if backward else operator),
+        TYPES.index(dtype),
         ctypes.byref(call),
-        int(dtype == torch.float64),
-        int(backward),
         INSTRUCTION_SETS.index(instruction_set()),
         torch.get_num_threads(),
         torch_threads(),

@@ -10,6 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mixerloop.config import Implementation
+from mixerloop.ops import native_library
+
 NOT_SCORED = -100  # a label without a target, as everywhere in torch
 SLICE_TOKENS = 512
 
@@ -19,6 +22,7 @@ def sliced_cross_entropy(
     x: Float[Tensor, "tokens d_model"],
     weight: Float[Tensor, "vocab d_model"],
     labels: Int[Tensor, " tokens"],
+    implementation: Implementation = "chunked",
 ) -> Float[Tensor, ""]:
     """The sum of -log softmax(x weight^T)[label] over the tokens that have a label.
 
@@ -29,39 +33,44 @@ def sliced_cross_entropy(
         raise ValueError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)} do not fit")
     if labels.shape != x.shape[:1]:
         raise ValueError(f"labels must have the shape ({len(x)},), got {tuple(labels.shape)}")
+    known = (labels == NOT_SCORED) | ((labels >= 0) & (labels < len(weight)))
+    if labels.device.type == "cpu" and not bool(known.all()):
+        wrong = int(labels[~known][0])
+        raise ValueError(f"label {wrong} is outside the vocabulary of {len(weight):,}")
     device = x.device.type
     product = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     with torch.autocast(device, enabled=False):
-        return _SlicedCrossEntropy.apply(x, weight, labels, product)  # pyright: ignore
+        return _SlicedCrossEntropy.apply(x, weight, labels, product, implementation)  # pyright: ignore
 
 
 class _SlicedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, labels, product):
+    def forward(ctx, x, weight, labels, product, implementation):
         wants_x, wants_weight = ctx.needs_input_grad[:2]
         wide = torch.promote_types(x.dtype, torch.float32)
         d_x = torch.empty_like(x) if wants_x else None
         d_weight = torch.zeros_like(weight, dtype=wide) if wants_weight else None
         total = x.new_zeros((), dtype=wide)
         head = weight.to(product)
+        buffer = x.new_empty(min(SLICE_TOKENS, len(x)), len(weight), dtype=product)
         for at in range(0, len(x), SLICE_TOKENS):
             here = slice(at, at + SLICE_TOKENS)
             tokens, targets = x[here].to(product), labels[here]
-            scored = targets != NOT_SCORED
-            logits = (tokens @ head.T).to(wide)
-            log_z = logits.logsumexp(-1)
-            rows = torch.arange(len(targets), device=targets.device)
-            places = targets.clamp_min(0)
-            total += ((log_z - logits[rows, places]) * scored).sum()
-            if d_x is None and d_weight is None:
-                continue
-            d_logits = logits.sub_(log_z[:, None]).exp_()  # the probabilities, in their place
-            d_logits[rows, places] -= 1
-            d_logits = (d_logits * scored[:, None]).to(product)
+            logits = torch.mm(tokens, head.T, out=buffer[: len(targets)])
+            wanted = wants_x or wants_weight
+            if implementation == "native" and product in native_library.TYPES:
+                losses, d_logits = _native(logits, targets, with_gradient=wanted)
+            else:
+                losses, d_logits = _torch(logits, targets, with_gradient=wanted)
+            total += losses.sum()
             if d_x is not None:
                 d_x[here] = d_logits @ head
-            if d_weight is not None:
-                d_weight += (d_logits.T @ tokens).to(wide)
+            if d_weight is None:
+                continue
+            if product == wide:
+                d_weight.addmm_(d_logits.T, tokens)
+            else:
+                d_weight += d_logits.T @ tokens
         ctx.save_for_backward(d_x, d_weight)
         ctx.weight_dtype = weight.dtype
         return total
@@ -76,4 +85,40 @@ class _SlicedCrossEntropy(torch.autograd.Function):
             None if d_weight is None else (d_weight * d_total).to(ctx.weight_dtype),
             None,
             None,
+            None,
         )
+
+
+def _torch(
+    logits: Float[Tensor, "tokens vocab"], targets: Int[Tensor, " tokens"], *, with_gradient: bool
+) -> tuple[Float[Tensor, " tokens"], Float[Tensor, "tokens vocab"]]:
+    """Each token's loss, and the gradient of its logits."""
+    scored = targets != NOT_SCORED
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    log_z = wide.logsumexp(-1)
+    rows = torch.arange(len(targets), device=targets.device)
+    places = targets.clamp_min(0)
+    losses = (log_z - wide[rows, places]) * scored
+    if not with_gradient:
+        return losses, logits
+    d_logits = wide.sub_(log_z[:, None]).exp_()  # the probabilities, in their place
+    d_logits[rows, places] -= 1
+    return losses, (d_logits * scored[:, None]).to(logits.dtype)
+
+
+def _native(
+    logits: Float[Tensor, "tokens vocab"], targets: Int[Tensor, " tokens"], *, with_gradient: bool
+) -> tuple[Float[Tensor, " tokens"], Float[Tensor, "tokens vocab"]]:
+    """The same, the gradient in the place of the logits."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    losses = logits.new_empty(len(targets), dtype=wide)
+    native_library.run(
+        "cross_entropy",
+        logits.dtype,
+        *logits.shape,
+        int(with_gradient),
+        logits=logits,
+        labels=targets.long().contiguous(),
+        losses=losses,
+    )
+    return losses, logits

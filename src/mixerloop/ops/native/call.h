@@ -1,5 +1,5 @@
 // What Python hands over, and what each instruction set offers. Plain C, so that nothing here needs
-// torch or Python to be built.
+// torch or Python to be built. All tensors are contiguous.
 
 #pragma once
 
@@ -8,8 +8,8 @@
 
 extern "C" {
 
-// All tensors are contiguous: [batch, seq, heads, width], gates [batch, seq, heads], states
-// [batch, heads, d_key, d_value], kept states [batch, heads, groups, d_key, d_value].
+// Tokens [batch, seq, heads, width], gates [batch, seq, heads], states [batch, heads, d_key,
+// d_value], kept states [batch, heads, groups, d_key, d_value].
 struct RuleCall {
     std::int64_t batch, seq, heads, d_key, d_value;
     const void *query, *key, *value, *log_decay, *write_strength, *initial_state;
@@ -17,19 +17,52 @@ struct RuleCall {
     const void *d_output, *d_final_state;
     void *d_query, *d_key_out, *d_value_out, *d_log_decay, *d_write_strength, *d_initial_state;
 };
-}
 
-using RunItem = void (*)(const RuleCall&, std::ptrdiff_t item, void* memory);
-using MemoryBytes = std::ptrdiff_t (*)(const RuleCall&);
-
-struct Kernel {
-    RunItem run;
-    MemoryBytes memory;
+// qkv [batch, seq, 3 heads d_head], gate [batch, seq, heads d_head], decay and write [batch, seq,
+// heads], conv_weight [3 heads d_head, width], history [batch, width - 1, 3 heads d_head]. The
+// gradients of weights have one entry for each sequence, the norm's one for each of its heads.
+struct MixingCall {
+    std::int64_t batch, seq, heads, d_head, width;
+    double norm_eps, unit_eps, query_scale;
+    const void *qkv, *gate, *decay, *write;
+    const void *conv_weight, *history, *A_log, *dt_bias, *norm_weight, *initial_state;
+    void *output, *final_state, *states;
+    const void *d_output, *d_final_state;
+    void *d_qkv, *d_gate, *d_decay, *d_write;
+    void *d_conv_weight, *d_history, *d_A_log, *d_dt_bias, *d_norm_weight, *d_initial_state;
 };
 
-// Indexed by [is_double][is_backward].
+// gate_up [rows, 2 width], output [rows, width].
+struct SwigluCall {
+    std::int64_t rows, width;
+    const void *gate_up;
+    void *output;
+    const void *d_output;
+    void *d_gate_up;
+};
+
+// logits [rows, vocab], replaced by their gradient; labels [rows], below zero where there is none.
+struct CrossEntropyCall {
+    std::int64_t rows, vocab, with_gradient;
+    void *logits;
+    const void *labels;
+    void *losses;
+};
+}
+
+// One operator on one type: a call is cut into items that do not touch each other's results.
+struct Kernel {
+    void (*run)(const void* call, std::ptrdiff_t item, void* memory);
+    std::ptrdiff_t (*num_items)(const void* call);
+    std::ptrdiff_t (*memory_bytes)(const void* call);  // of one thread
+};
+
+enum Operator { RULE, RULE_BACKWARD, MIXING, MIXING_BACKWARD, SWIGLU, SWIGLU_BACKWARD, CROSS_ENTROPY,
+                NUM_OPERATORS };
+enum Type { FLOAT32, FLOAT64, BFLOAT16, NUM_TYPES };  // of tokens; all else is float32, or float64
+
 struct Kernels {
-    Kernel rule[2][2];
+    Kernel of[NUM_OPERATORS][NUM_TYPES];
 };
 
 extern const Kernels portable_kernels, avx2_kernels, avx512_kernels;

@@ -1,4 +1,4 @@
-// The door: choose an instruction set, hand the heads of a call to threads.
+// The door: choose an instruction set, hand the items of a call to threads.
 
 #include "call.h"
 
@@ -24,7 +24,7 @@ const Kernels* const kernels[NUM_SETS] = {
 };
 
 struct Work {
-    const RuleCall* call;
+    const void* call;
     Kernel kernel;
     std::ptrdiff_t num_items;
     std::atomic<std::ptrdiff_t> next{0};
@@ -33,14 +33,14 @@ struct Work {
 
 void take_items(void* argument) {
     Work& work = *static_cast<Work*>(argument);
-    void* memory = ::operator new(work.kernel.memory(*work.call), std::align_val_t(ALIGNMENT),
+    void* memory = ::operator new(work.kernel.memory_bytes(work.call), std::align_val_t(ALIGNMENT),
                                   std::nothrow);
     if (memory == nullptr) {
         work.failed = true;
         return;
     }
     for (std::ptrdiff_t item; (item = work.next++) < work.num_items;)
-        work.kernel.run(*work.call, item, memory);
+        work.kernel.run(work.call, item, memory);
     ::operator delete(memory, std::align_val_t(ALIGNMENT));
 }
 
@@ -61,9 +61,10 @@ int mixerloop_best_set() {
 }
 
 // Returns 0, or 1 when there was no memory left for a thread's scratch.
-int mixerloop_rule(const RuleCall* call, int is_double, int is_backward, int set, int num_threads,
-                   Parallel parallel) {
-    Work work{call, kernels[set]->rule[is_double][is_backward], call->batch * call->heads};
+int mixerloop_run(int which, int type, const void* call, int set, int num_threads,
+                  Parallel parallel) {
+    const Kernel& kernel = kernels[set]->of[which][type];
+    Work work{call, kernel, kernel.num_items(call)};
     const std::ptrdiff_t useful = work.num_items < num_threads ? work.num_items : num_threads;
     if (useful > 1 && parallel != nullptr)
         parallel(take_items, &work, static_cast<unsigned>(useful), 0);

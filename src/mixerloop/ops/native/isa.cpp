@@ -14,68 +14,153 @@ namespace ISA {
 
 #include "simd.h"
 #include "rule.h"
+#include "tokens.h"
+#include "mixing.h"
+#include "rows.h"
 
-template <class T>
-Head<T> head_of(const RuleCall& call, Index item) {
-    const Index batch = item / call.heads, head = item % call.heads;
-    const Index token = batch * call.seq * call.heads + head;
-    return {call.seq, call.d_key, call.d_value,
-            call.heads * call.d_key, call.heads * call.d_value, call.heads,
-            static_cast<const T*>(call.query) + token * call.d_key,
-            static_cast<const T*>(call.key) + token * call.d_key,
-            static_cast<const T*>(call.value) + token * call.d_value,
-            static_cast<const T*>(call.log_decay) + token,
-            static_cast<const T*>(call.write_strength) + token};
+template <class Call>
+Index num_heads(const void* given) {
+    const Call& call = *static_cast<const Call*>(given);
+    return call.batch * call.heads;
 }
 
-inline Index num_groups(const RuleCall& call) {
-    return (call.seq + CHUNK * GROUP - 1) / (CHUNK * GROUP);
+inline Index num_groups(Index seq) { return (seq + CHUNK * GROUP - 1) / (CHUNK * GROUP); }
+
+// The part of a tensor of states that belongs to an item, if there is such a tensor.
+template <class N, class Void>
+N* part_of(Void* tensor, Index item, Index size) {
+    return tensor == nullptr ? nullptr : static_cast<N*>(tensor) + item * size;
 }
 
-template <class T>
-void forward(const RuleCall& call, Index item, void* memory) {
-    const Index token = item / call.heads * call.seq * call.heads + item % call.heads;
-    const Index state = item * call.d_key * call.d_value;
-    forward_head<T>(head_of<T>(call, item), static_cast<const T*>(call.initial_state) + state,
-                    static_cast<T*>(call.output) + token * call.d_value,
-                    static_cast<T*>(call.final_state) + state,
-                    call.states == nullptr ? nullptr
-                                           : static_cast<T*>(call.states) + state * num_groups(call),
-                    static_cast<T*>(memory));
+template <class T, class S>
+void rule(const void* given, Index item, void* memory) {
+    const RuleCall& call = *static_cast<const RuleCall*>(given);
+    const Index size = call.d_key * call.d_value;
+    PlainTokens<T, S> tokens(call, item);
+    forward_head<T>(tokens, part_of<const T>(call.initial_state, item, size),
+                    part_of<T>(call.final_state, item, size),
+                    part_of<T>(call.states, item, size * num_groups(call.seq)),
+                    Arena<T>{static_cast<T*>(memory)});
 }
 
-template <class T>
-void backward(const RuleCall& call, Index item, void* memory) {
-    const Index token = item / call.heads * call.seq * call.heads + item % call.heads;
-    const Index state = item * call.d_key * call.d_value;
-    const HeadGradients<T> grads{
-        static_cast<const T*>(call.d_output) + token * call.d_value,
-        static_cast<const T*>(call.d_final_state) + state,
-        static_cast<T*>(call.d_query) + token * call.d_key,
-        static_cast<T*>(call.d_key_out) + token * call.d_key,
-        static_cast<T*>(call.d_value_out) + token * call.d_value,
-        static_cast<T*>(call.d_log_decay) + token,
-        static_cast<T*>(call.d_write_strength) + token,
-        static_cast<T*>(call.d_initial_state) + state};
-    backward_head<T>(head_of<T>(call, item),
-                     static_cast<const T*>(call.states) + state * num_groups(call), grads,
-                     static_cast<T*>(memory));
+template <class T, class S>
+void rule_backward(const void* given, Index item, void* memory) {
+    const RuleCall& call = *static_cast<const RuleCall*>(given);
+    const Index size = call.d_key * call.d_value;
+    PlainTokens<T, S> tokens(call, item);
+    backward_head<T>(tokens, part_of<const T>(call.states, item, size * num_groups(call.seq)),
+                     part_of<const T>(call.d_final_state, item, size),
+                     part_of<T>(call.d_initial_state, item, size),
+                     Arena<T>{static_cast<T*>(memory)});
 }
 
 template <class T>
-Index forward_bytes(const RuleCall& call) {
-    return forward_memory<T>(call.d_key, call.d_value) * sizeof(T);
+Index rule_bytes(const void* given) {
+    const RuleCall& call = *static_cast<const RuleCall*>(given);
+    return forward_memory<T>(call.d_key, call.d_value, 0) * sizeof(T);
 }
 
 template <class T>
-Index backward_bytes(const RuleCall& call) {
-    return backward_memory<T>(call.d_key, call.d_value) * sizeof(T);
+Index rule_backward_bytes(const void* given) {
+    const RuleCall& call = *static_cast<const RuleCall*>(given);
+    return backward_memory<T>(call.d_key, call.d_value, 0) * sizeof(T);
+}
+
+template <class T, class S>
+void mixing(const void* given, Index item, void* memory) {
+    const MixingCall& call = *static_cast<const MixingCall*>(given);
+    const Index size = call.d_head * call.d_head;
+    Arena<T> arena{static_cast<T*>(memory)};
+    MixingTokens<T, S> tokens(call, item, arena, false);
+    forward_head<T>(tokens, part_of<const T>(call.initial_state, item, size),
+                    part_of<T>(call.final_state, item, size),
+                    part_of<T>(call.states, item, size * num_groups(call.seq)), arena);
+}
+
+template <class T, class S>
+void mixing_backward(const void* given, Index item, void* memory) {
+    const MixingCall& call = *static_cast<const MixingCall*>(given);
+    const Index size = call.d_head * call.d_head;
+    Arena<T> arena{static_cast<T*>(memory)};
+    MixingTokens<T, S> tokens(call, item, arena, true);
+    backward_head<T>(tokens, part_of<const T>(call.states, item, size * num_groups(call.seq)),
+                     part_of<const T>(call.d_final_state, item, size),
+                     part_of<T>(call.d_initial_state, item, size), arena);
+    tokens.finish();
+}
+
+template <class T, class S>
+Index mixing_bytes(const void* given) {
+    const MixingCall& call = *static_cast<const MixingCall*>(given);
+    using Tokens = MixingTokens<T, S>;
+    return (Tokens::memory(call, false) +
+            forward_memory<T>(call.d_head, call.d_head, Tokens::side_size(call, false))) *
+           sizeof(T);
+}
+
+template <class T, class S>
+Index mixing_backward_bytes(const void* given) {
+    const MixingCall& call = *static_cast<const MixingCall*>(given);
+    using Tokens = MixingTokens<T, S>;
+    return (Tokens::memory(call, true) +
+            backward_memory<T>(call.d_head, call.d_head, Tokens::side_size(call, true))) *
+           sizeof(T);
+}
+
+template <class Call>
+Index num_blocks(const void* given) {
+    return (static_cast<const Call*>(given)->rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+}
+
+template <class T, class Call, void (*row)(const Call&, Index, T*)>
+void block(const void* given, Index item, void* memory) {
+    const Call& call = *static_cast<const Call*>(given);
+    const Index first = item * BLOCK_ROWS, last = first + BLOCK_ROWS;
+    for (Index at = first; at < last && at < call.rows; ++at)
+        row(call, at, static_cast<T*>(memory));
+}
+
+template <class T>
+Index swiglu_bytes(const void* given) {
+    return 3 * padded(static_cast<const SwigluCall*>(given)->width) * sizeof(T);
+}
+
+template <class T>
+Index cross_entropy_bytes(const void* given) {
+    return padded(static_cast<const CrossEntropyCall*>(given)->vocab) * sizeof(T);
+}
+
+template <class T, class S>
+constexpr Kernel kernel_of(Operator which) {
+    switch (which) {
+        case RULE: return {rule<T, S>, num_heads<RuleCall>, rule_bytes<T>};
+        case RULE_BACKWARD:
+            return {rule_backward<T, S>, num_heads<RuleCall>, rule_backward_bytes<T>};
+        case MIXING: return {mixing<T, S>, num_heads<MixingCall>, mixing_bytes<T, S>};
+        case MIXING_BACKWARD:
+            return {mixing_backward<T, S>, num_heads<MixingCall>, mixing_backward_bytes<T, S>};
+        case SWIGLU:
+            return {block<T, SwigluCall, swiglu_forward<T, S>>, num_blocks<SwigluCall>,
+                    swiglu_bytes<T>};
+        case SWIGLU_BACKWARD:
+            return {block<T, SwigluCall, swiglu_backward<T, S>>, num_blocks<SwigluCall>,
+                    swiglu_bytes<T>};
+        default:
+            return {block<T, CrossEntropyCall, cross_entropy<T, S>>, num_blocks<CrossEntropyCall>,
+                    cross_entropy_bytes<T>};
+    }
+}
+
+constexpr Kernels all_kernels() {
+    Kernels found{};
+    for (int which = 0; which < NUM_OPERATORS; ++which) {
+        found.of[which][FLOAT32] = kernel_of<float, float>(static_cast<Operator>(which));
+        found.of[which][FLOAT64] = kernel_of<double, double>(static_cast<Operator>(which));
+        found.of[which][BFLOAT16] = kernel_of<float, BFloat16>(static_cast<Operator>(which));
+    }
+    return found;
 }
 
 }  // namespace ISA
 
-const Kernels JOIN(ISA, kernels) = {
-    {{{ISA::forward<float>, ISA::forward_bytes<float>},
-      {ISA::backward<float>, ISA::backward_bytes<float>}},
-     {{ISA::forward<double>, ISA::forward_bytes<double>},
-      {ISA::backward<double>, ISA::backward_bytes<double>}}}};
+const Kernels JOIN(ISA, kernels) = ISA::all_kernels();

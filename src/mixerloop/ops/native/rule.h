@@ -5,16 +5,19 @@
 // decayed overlaps of keys with keys and of queries with keys; U what each token really writes.
 // Chunks of a head follow one another and the state stays in cache. Tokens of a chunk are either the
 // rows of a matrix (16 x width) or its lanes (width x 16), whichever a product needs.
+//
+// Where a chunk's tokens come from and where its results go is the business of `Tokens`:
+//
+//     Index seq, d_key, d_value
+//     fetch(chunk, first, num)                  keys, queries, values, log decays, write strengths
+//     write(first, num, out)                    the rule's output, 16 x d_value
+//     d_output(chunk, first, num, out, d_out)   its gradient; `out` may be asked for again
+//     d_tokens(chunk, first, num, gradients)    the gradients of what was loaded
+//
+// with rows padded by zeros, and tokens from `num` on zero. `chunk.side` is memory for its own use.
 
 constexpr Index CHUNK = LANE_PAD;
 constexpr Index GROUP = 4;  // chunks between two states that are kept for the backward
-
-// Where the tensors of one head lie: token after token, `heads` heads apart.
-template <class T>
-struct Head {
-    Index seq, d_key, d_value, key_stride, value_stride, gate_stride;
-    const T *query, *key, *value, *log_decay, *write_strength;
-};
 
 // Memory of one thread, cut into aligned pieces.
 template <class T>
@@ -37,43 +40,48 @@ struct Chunk {
     T *pairs;       // 16 x 16: D
     T *below;       // 16 x 16: b A, strictly below the diagonal
     T *scores;      // 16 x 16: P
-    T *start, *end, *strength;  // E, z, b
+    T *start, *end, *strength, *log_decay;  // E, z, b, g
+    T *side;        // what its tokens' source wants to remember
     T whole;        // E_C
 
-    void place(Arena<T>& arena, Index dk, Index dv) {
+    void place(Arena<T>& arena, Index dk, Index dv, Index side_size) {
         key_query = arena.take(2 * CHUNK * dk), value = arena.take(CHUNK * dv);
         overlap = arena.take(2 * CHUNK * CHUNK), read = arena.take(2 * CHUNK * dv);
         write = arena.take(CHUNK * dv), pairs = arena.take(CHUNK * CHUNK);
         below = arena.take(CHUNK * CHUNK), scores = arena.take(CHUNK * CHUNK);
         start = arena.take(CHUNK), end = arena.take(CHUNK), strength = arena.take(CHUNK);
+        log_decay = arena.take(CHUNK), side = arena.take(side_size);
     }
 
-    static Index size(Index dk, Index dv) {
-        return 2 * CHUNK * dk + 4 * CHUNK * dv + 5 * CHUNK * CHUNK + 3 * CHUNK;
+    static Index size(Index dk, Index dv, Index side_size) {
+        return 2 * CHUNK * dk + 4 * CHUNK * dv + 5 * CHUNK * CHUNK + 4 * CHUNK + padded(side_size);
     }
 };
 
+// What a chunk's tokens get back, as rows; the gates' one number for each token.
 template <class T>
-inline void load_rows(T* to, Index to_row, const T* from, Index stride, Index width, Index num) {
-    for (Index i = 0; i < CHUNK; ++i) {
-        if (i < num) {
-            std::memcpy(to + i * to_row, from + i * stride, width * sizeof(T));
-            std::memset(to + i * to_row + width, 0, (to_row - width) * sizeof(T));
-        } else {
-            std::memset(to + i * to_row, 0, to_row * sizeof(T));
-        }
-    }
+struct ChunkGradients {
+    T *d_query, *d_key, *d_value, *d_log_decay, *d_strength;
+};
+
+// One row, with zeros after its end.
+template <class T, class S>
+inline void load_row(T* to, Index to_row, const S* from, Index width) {
+    widen(from, to, width);
+    std::memset(to + width, 0, (to_row - width) * sizeof(T));
+}
+
+template <class T, class S>
+inline void load_rows(T* to, Index to_row, const S* from, Index stride, Index width, Index num) {
+    for (Index i = 0; i < num; ++i) load_row(to + i * to_row, to_row, from + i * stride, width);
+    std::memset(to + num * to_row, 0, (CHUNK - num) * to_row * sizeof(T));
 }
 
 // Decays in double: differences of sums would lose the digits of mild tokens after a brutal one.
 template <class T>
-inline void load_decays(Chunk<T>& c, const Head<T>& head, Index first, Index num) {
+inline void find_decays(Chunk<T>& c) {
     double total[CHUNK], sum = 0;
-    for (Index i = 0; i < CHUNK; ++i) {
-        if (i < num) sum += head.log_decay[(first + i) * head.gate_stride];
-        total[i] = sum;
-        c.strength[i] = i < num ? head.write_strength[(first + i) * head.gate_stride] : T(0);
-    }
+    for (Index i = 0; i < CHUNK; ++i) total[i] = sum += c.log_decay[i];
     for (Index i = 0; i < CHUNK; ++i) {
         c.start[i] = T(total[i]);
         c.end[i] = T(sum - total[i]);
@@ -131,19 +139,12 @@ inline void solve_up(const T* below, T* u, Index dv) {
 
 // What a chunk computes before anything leaves it; S is the state that enters.
 template <class T>
-inline void enter(Chunk<T>& c, const Head<T>& head, Index first, Index num, const T* state,
-                  T* key_lanes) {
-    const Index dk = padded(head.d_key), dv = padded(head.d_value);
-    load_rows(c.key_query, dk, head.key + first * head.key_stride, head.key_stride, head.d_key, num);
-    load_rows(c.key_query + CHUNK * dk, dk, head.query + first * head.key_stride, head.key_stride,
-              head.d_key, num);
-    load_rows(c.value, dv, head.value + first * head.value_stride, head.value_stride, head.d_value,
-              num);
-    load_decays(c, head, first, num);
-    transpose(c.key_query, dk, head.d_key, key_lanes, CHUNK);
-    multiply(2 * CHUNK, CHUNK, head.d_key, rows_of(c.key_query, dk), key_lanes, CHUNK, c.overlap,
-             CHUNK);
-    multiply(2 * CHUNK, dv, head.d_key, rows_of(c.key_query, dk), state, dv, c.read, dv);
+inline void enter(Chunk<T>& c, Index d_key, Index dv, const T* state, T* key_lanes) {
+    const Index dk = padded(d_key);
+    find_decays(c);
+    transpose(c.key_query, dk, d_key, key_lanes, CHUNK);
+    multiply(2 * CHUNK, CHUNK, d_key, rows_of(c.key_query, dk), key_lanes, CHUNK, c.overlap, CHUNK);
+    multiply(2 * CHUNK, dv, d_key, rows_of(c.key_query, dk), state, dv, c.read, dv);
     for (Index i = 0; i < CHUNK; ++i)
         for (Index j = 0; j < CHUNK; ++j) {
             const T decay = c.pairs[i * CHUNK + j];
@@ -156,6 +157,15 @@ inline void enter(Chunk<T>& c, const Head<T>& head, Index first, Index num, cons
             c.write[i * dv + at] =
                 c.strength[i] * (c.value[i * dv + at] - c.start[i] * c.read[i * dv + at]);
     solve_down(c.below, c.write, dv);
+}
+
+// O = E (Q S) + P U
+template <class T>
+inline void read_out(const Chunk<T>& c, Index dv, T* out) {
+    for (Index i = 0; i < CHUNK; ++i)
+        for (Index at = 0; at < dv; ++at)
+            out[i * dv + at] = c.start[i] * c.read[(CHUNK + i) * dv + at];
+    multiply(CHUNK, dv, CHUNK, rows_of(c.scores, CHUNK), c.write, dv, out, dv, T(1));
 }
 
 // S <- E_C S + (z K)^T U
@@ -182,89 +192,68 @@ inline void unpack_state(T* to, const T* from, Index d_key, Index d_value) {
         std::memcpy(to + i * d_value, from + i * dv, d_value * sizeof(T));
 }
 
-template <class T>
-inline Index forward_memory(Index d_key, Index d_value) {
-    const Index dk = padded(d_key), dv = padded(d_value);
-    return Chunk<T>::size(dk, dv) + dk * dv + dk * CHUNK + CHUNK * dk + CHUNK * dv;
-}
-
 // A single token, as in decoding: the recurrence itself, without the bookkeeping of chunks.
 template <class T>
-void forward_token(const Head<T>& head, const T* initial_state, T* output, T* state) {
-    const T decay = std::exp(head.log_decay[0]), strength = head.write_strength[0];
-    for (Index j = 0; j < head.d_value; ++j) output[j] = T(0);
-    for (Index i = 0; i < head.d_key; ++i)
-        for (Index j = 0; j < head.d_value; ++j)
-            output[j] += head.key[i] * initial_state[i * head.d_value + j];
-    for (Index j = 0; j < head.d_value; ++j)
-        output[j] = strength * (head.value[j] - decay * output[j]);  // what the token writes
-    for (Index i = 0; i < head.d_key; ++i)
-        for (Index j = 0; j < head.d_value; ++j) {
-            const Index at = i * head.d_value + j;
-            state[at] = decay * initial_state[at] + head.key[i] * output[j];
-        }
-    for (Index j = 0; j < head.d_value; ++j) output[j] = T(0);
-    for (Index i = 0; i < head.d_key; ++i)
-        for (Index j = 0; j < head.d_value; ++j)
-            output[j] += head.query[i] * state[i * head.d_value + j];
+void single_token(const Chunk<T>& c, Index d_key, Index d_value, const T* before, T* after, T* out) {
+    const T *key = c.key_query, *query = c.key_query + CHUNK * padded(d_key);
+    const T decay = std::exp(c.log_decay[0]);
+    for (Index j = 0; j < d_value; ++j) out[j] = T(0);
+    for (Index i = 0; i < d_key; ++i)
+        for (Index j = 0; j < d_value; ++j) out[j] += key[i] * before[i * d_value + j];
+    for (Index j = 0; j < d_value; ++j)
+        out[j] = c.strength[0] * (c.value[j] - decay * out[j]);  // what the token writes
+    for (Index i = 0; i < d_key; ++i)
+        for (Index j = 0; j < d_value; ++j)
+            after[i * d_value + j] = decay * before[i * d_value + j] + key[i] * out[j];
+    for (Index j = 0; j < d_value; ++j) out[j] = T(0);
+    for (Index i = 0; i < d_key; ++i)
+        for (Index j = 0; j < d_value; ++j) out[j] += query[i] * after[i * d_value + j];
+}
+
+template <class T>
+inline Index forward_memory(Index d_key, Index d_value, Index side_size) {
+    const Index dk = padded(d_key), dv = padded(d_value);
+    return Chunk<T>::size(dk, dv, side_size) + dk * dv + dk * CHUNK + CHUNK * dk + CHUNK * dv;
 }
 
 // One head, first token to last. `states` gets the state that enters every GROUP-th chunk, if given.
-template <class T>
-void forward_head(const Head<T>& head, const T* initial_state, T* output, T* final_state, T* states,
-                  T* memory) {
-    const Index dk = padded(head.d_key), dv = padded(head.d_value);
-    const Index state_size = head.d_key * head.d_value;
-    if (head.seq == 1) {
-        if (states != nullptr) std::memcpy(states, initial_state, state_size * sizeof(T));
-        return forward_token(head, initial_state, output, final_state);
-    }
-    Arena<T> arena{memory};
+template <class T, class Tokens>
+void forward_head(Tokens& tokens, const T* initial_state, T* final_state, T* states,
+                  Arena<T> arena) {
+    const Index d_key = tokens.d_key, d_value = tokens.d_value;
+    const Index dk = padded(d_key), dv = padded(d_value), state_size = d_key * d_value;
     Chunk<T> c;
-    c.place(arena, dk, dv);
+    c.place(arena, dk, dv, tokens.side_size());
     T* state = arena.take(dk * dv);
     T* key_lanes = arena.take(dk * CHUNK);
     T* kept = arena.take(CHUNK * dk);
     T* out = arena.take(CHUNK * dv);
-    pack_state(state, initial_state, head.d_key, head.d_value);
-    for (Index first = 0, number = 0; first < head.seq; first += CHUNK, ++number) {
-        const Index num = head.seq - first < CHUNK ? head.seq - first : CHUNK;
-        if (states != nullptr && number % GROUP == 0)
-            unpack_state(states + number / GROUP * state_size, state, head.d_key, head.d_value);
-        enter(c, head, first, num, state, key_lanes);
-        for (Index i = 0; i < CHUNK; ++i)
-            for (Index at = 0; at < dv; ++at)
-                out[i * dv + at] = c.start[i] * c.read[(CHUNK + i) * dv + at];
-        multiply(CHUNK, dv, CHUNK, rows_of(c.scores, CHUNK), c.write, dv, out, dv, T(1));
-        for (Index i = 0; i < num; ++i)
-            std::memcpy(output + (first + i) * head.value_stride, out + i * dv,
-                        head.d_value * sizeof(T));
-        advance(c, head.d_key, dk, dv, state, kept);
+    if (tokens.seq == 1) {
+        if (states != nullptr) std::memcpy(states, initial_state, state_size * sizeof(T));
+        tokens.fetch(c, 0, 1);
+        std::memset(out, 0, dv * sizeof(T));
+        single_token(c, d_key, d_value, initial_state, final_state, out);
+        return tokens.write(0, 1, out);
     }
-    unpack_state(final_state, state, head.d_key, head.d_value);
+    pack_state(state, initial_state, d_key, d_value);
+    for (Index first = 0, number = 0; first < tokens.seq; first += CHUNK, ++number) {
+        const Index num = tokens.seq - first < CHUNK ? tokens.seq - first : CHUNK;
+        if (states != nullptr && number % GROUP == 0)
+            unpack_state(states + number / GROUP * state_size, state, d_key, d_value);
+        tokens.fetch(c, first, num);
+        enter(c, d_key, dv, state, key_lanes);
+        read_out(c, dv, out);
+        tokens.write(first, num, out);
+        advance(c, d_key, dk, dv, state, kept);
+    }
+    unpack_state(final_state, state, d_key, d_value);
 }
 
 template <class T>
-struct HeadGradients {
-    const T *d_output, *d_final_state;
-    T *d_query, *d_key, *d_value, *d_log_decay, *d_write_strength, *d_initial_state;
-};
-
-template <class T>
-inline Index backward_memory(Index d_key, Index d_value) {
+inline Index backward_memory(Index d_key, Index d_value, Index side_size) {
     const Index dk = padded(d_key), dv = padded(d_value);
-    return GROUP * (Chunk<T>::size(dk, dv) + dk * dv) + 2 * dk * dv + 2 * dk * CHUNK +
-           4 * CHUNK * dk + dv * 3 * CHUNK + 6 * CHUNK * dv + 8 * CHUNK * CHUNK + 64 * CHUNK;
-}
-
-template <class T>
-inline T dot(const T* x, const T* y, Index size) {
-    constexpr Index lanes = Lanes<T>::count;
-    Vector<T> sum{};
-    for (Index at = 0; at < size; at += lanes) sum += load(x + at) * load(y + at);
-    T total = 0;
-    for (Index lane = 0; lane < lanes; ++lane) total += sum[lane];
-    return total;
+    return GROUP * (Chunk<T>::size(dk, dv, side_size) + dk * dv) + 2 * dk * dv + 2 * dk * CHUNK +
+           6 * CHUNK * dk + dv * 3 * CHUNK + 8 * CHUNK * dv + 8 * CHUNK * CHUNK + 64 * CHUNK;
 }
 
 // The scratch of one chunk's backward.
@@ -278,6 +267,8 @@ struct BackwardSpace {
     T *d_scores, *d_scores_lanes, *d_overlap;  // 16 x 16: D dP, its transpose, D dA + (D dA)^T
     T *d_kept;       // d_key x 16: dS' U^T
     T *d_keys, *d_queries;  // d_key x 16
+    T *out;          // 16 x d_value: the rule's output once more
+    ChunkGradients<T> rows;
 
     void place(Arena<T>& arena, Index dk, Index dv) {
         d_state = arena.take(dk * dv), right_out = arena.take(2 * CHUNK * dv);
@@ -286,19 +277,22 @@ struct BackwardSpace {
         d_scores_lanes = arena.take(CHUNK * CHUNK), d_overlap = arena.take(CHUNK * CHUNK);
         d_kept = arena.take(dk * CHUNK), d_keys = arena.take(2 * dk * CHUNK);
         d_queries = d_keys + CHUNK;  // side by side: d_key x 32
+        std::memset(d_keys, 0, 2 * dk * CHUNK * sizeof(T));  // rows after d_key stay zero
+        out = arena.take(CHUNK * dv);
+        rows = {arena.take(CHUNK * dk), arena.take(CHUNK * dk), arena.take(CHUNK * dv),
+                arena.take(CHUNK), arena.take(CHUNK)};
     }
 };
 
+// From the gradient of a chunk's output in s.right_out, and of the state after it in s.d_state, to
+// those of its tokens in s.rows and of the state before it.
 template <class T>
-void backward_chunk(const Chunk<T>& c, const Head<T>& head, Index first, Index num, const T* state,
-                    const HeadGradients<T>& grads, BackwardSpace<T>& s) {
-    const Index d_key = head.d_key, d_value = head.d_value;
+void backward_chunk(const Chunk<T>& c, Index d_key, Index d_value, const T* state,
+                    BackwardSpace<T>& s) {
     const Index dk = padded(d_key), dv = padded(d_value);
     const T *keys = c.key_query, *queries = c.key_query + CHUNK * dk;
     T *d_right = s.right_out, *d_out = s.right_out + CHUNK * dv;
     T *d_stored = s.stored_out, *scaled_out = s.stored_out + CHUNK * dv;
-
-    load_rows(d_out, dv, grads.d_output + first * head.value_stride, head.value_stride, d_value, num);
 
     // dU = z (K dS') + P^T dO, and through the solve dR = M^-T dU
     multiply(CHUNK, dv, d_key, rows_of(keys, dk), s.d_state, dv, d_right, dv);
@@ -369,7 +363,7 @@ void backward_chunk(const Chunk<T>& c, const Head<T>& head, Index first, Index n
     multiply(d_key, dv, 2 * CHUNK, columns_of(c.key_query, dk), s.stored_out, dv, s.d_state, dv,
              c.whole);
 
-    // Gates, and the rows back to where they belong
+    // Gates, and tokens as rows again
     T ends = 0;
     for (Index i = 0; i < CHUNK; ++i) {
         const T *right = d_right + i * dv, *stored = c.read + i * dv;
@@ -379,60 +373,59 @@ void backward_chunk(const Chunk<T>& c, const Head<T>& head, Index first, Index n
         d_strength[i] += dot(right, c.value + i * dv, dv) - c.start[i] * right_stored;
         d_total[i] += d_start * c.start[i] - d_end[i] * c.end[i];
         ends += d_end[i] * c.end[i];
+        for (Index at = 0; at < dv; ++at) s.rows.d_value[i * dv + at] = c.strength[i] * right[at];
+        s.rows.d_strength[i] = d_strength[i];
     }
     d_total[CHUNK - 1] += ends + d_whole;
     T d_log_decay = 0;
-    for (Index i = CHUNK - 1; i >= 0; --i) {
-        d_log_decay += d_total[i];
-        if (i >= num) continue;
-        grads.d_log_decay[(first + i) * head.gate_stride] = d_log_decay;
-        grads.d_write_strength[(first + i) * head.gate_stride] = d_strength[i];
-        T* to_value = grads.d_value + (first + i) * head.value_stride;
-        for (Index at = 0; at < d_value; ++at) to_value[at] = c.strength[i] * d_right[i * dv + at];
-        T* to_key = grads.d_key + (first + i) * head.key_stride;
-        T* to_query = grads.d_query + (first + i) * head.key_stride;
-        for (Index at = 0; at < d_key; ++at) {
-            to_key[at] = s.d_keys[at * 2 * CHUNK + i];
-            to_query[at] = s.d_queries[at * 2 * CHUNK + i];
-        }
+    for (Index i = CHUNK - 1; i >= 0; --i) s.rows.d_log_decay[i] = d_log_decay += d_total[i];
+    for (Index at = 0; at < dk; at += CHUNK) {
+        transpose(s.d_keys + at * 2 * CHUNK, 2 * CHUNK, CHUNK, s.rows.d_key + at, dk);
+        transpose(s.d_queries + at * 2 * CHUNK, 2 * CHUNK, CHUNK, s.rows.d_query + at, dk);
     }
 }
 
 // One head, last token to first. Within a group of chunks the forward is run again from its state.
-template <class T>
-void backward_head(const Head<T>& head, const T* states, const HeadGradients<T>& grads, T* memory) {
-    const Index dk = padded(head.d_key), dv = padded(head.d_value);
-    const Index num_chunks = (head.seq + CHUNK - 1) / CHUNK;
-    Arena<T> arena{memory};
+template <class T, class Tokens>
+void backward_head(Tokens& tokens, const T* states, const T* d_final_state, T* d_initial_state,
+                   Arena<T> arena) {
+    const Index d_key = tokens.d_key, d_value = tokens.d_value;
+    const Index dk = padded(d_key), dv = padded(d_value);
+    const Index num_chunks = (tokens.seq + CHUNK - 1) / CHUNK;
     Chunk<T> chunks[GROUP];
-    T* entering[GROUP + 1];
+    T* entering[GROUP];
     for (Index n = 0; n < GROUP; ++n) {
-        chunks[n].place(arena, dk, dv);
+        chunks[n].place(arena, dk, dv, tokens.side_size());
         entering[n] = arena.take(dk * dv);
     }
     T* key_lanes = arena.take(dk * CHUNK);
     T* kept = arena.take(CHUNK * dk);
     BackwardSpace<T> space;
     space.place(arena, dk, dv);
-    pack_state(space.d_state, grads.d_final_state, head.d_key, head.d_value);
+    pack_state(space.d_state, d_final_state, d_key, d_value);
     for (Index group = (num_chunks + GROUP - 1) / GROUP - 1; group >= 0; --group) {
         const Index begin = group * GROUP;
         const Index size = num_chunks - begin < GROUP ? num_chunks - begin : GROUP;
-        pack_state(entering[0], states + group * head.d_key * head.d_value, head.d_key, head.d_value);
+        const auto num_tokens = [&](Index n) {
+            const Index left = tokens.seq - (begin + n) * CHUNK;
+            return left < CHUNK ? left : CHUNK;
+        };
+        pack_state(entering[0], states + group * d_key * d_value, d_key, d_value);
         for (Index n = 0; n < size; ++n) {
-            const Index first = (begin + n) * CHUNK;
-            const Index num = head.seq - first < CHUNK ? head.seq - first : CHUNK;
-            enter(chunks[n], head, first, num, entering[n], key_lanes);
+            tokens.fetch(chunks[n], (begin + n) * CHUNK, num_tokens(n));
+            enter(chunks[n], d_key, dv, entering[n], key_lanes);
             if (n + 1 < size) {
-                std::memcpy(entering[n + 1], entering[n], head.d_key * dv * sizeof(T));
-                advance(chunks[n], head.d_key, dk, dv, entering[n + 1], kept);
+                std::memcpy(entering[n + 1], entering[n], d_key * dv * sizeof(T));
+                advance(chunks[n], d_key, dk, dv, entering[n + 1], kept);
             }
         }
         for (Index n = size - 1; n >= 0; --n) {
-            const Index first = (begin + n) * CHUNK;
-            const Index num = head.seq - first < CHUNK ? head.seq - first : CHUNK;
-            backward_chunk(chunks[n], head, first, num, entering[n], grads, space);
+            const Index first = (begin + n) * CHUNK, num = num_tokens(n);
+            if (Tokens::output_again) read_out(chunks[n], dv, space.out);
+            tokens.d_output(chunks[n], first, num, space.out, space.right_out + CHUNK * dv);
+            backward_chunk(chunks[n], d_key, d_value, entering[n], space);
+            tokens.d_tokens(chunks[n], first, num, space.rows);
         }
     }
-    unpack_state(grads.d_initial_state, space.d_state, head.d_key, head.d_value);
+    unpack_state(d_initial_state, space.d_state, d_key, d_value);
 }

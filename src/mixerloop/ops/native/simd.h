@@ -161,30 +161,88 @@ inline void transpose(const float* from, Index from_row, Index num_columns, floa
 #endif
 
 // exp(x) for x <= 0; what would be subnormal is zero.
-inline void exponentials(const float* x, float* to, Index size) {
+inline Vector<float> exponential(Vector<float> x) {
     using V = Vector<float>;
     using I = typename Lanes<std::int32_t>::Vector;
     constexpr float lowest = -87.33654f;
-    for (Index at = 0; at < size; at += Lanes<float>::count) {
-        const V given = load(x + at);
-        const V clamped = given < lowest ? all(lowest) : given;
-        const V shifted = clamped * 1.44269504f + 12582912.0f;  // rounds to a whole number
-        const V whole = shifted - 12582912.0f;
-        const V rest = clamped - whole * 0.693359375f + whole * 2.12194440e-4f;
-        V sum = all(1.9875691500e-4f);
-        sum = sum * rest + 1.3981999507e-3f;
-        sum = sum * rest + 8.3334519073e-3f;
-        sum = sum * rest + 4.1665795894e-2f;
-        sum = sum * rest + 1.6666665459e-1f;
-        sum = sum * rest + 5.0000001201e-1f;
-        sum = sum * rest * rest + rest + 1.0f;
-        const I power = (__builtin_convertvector(whole, I) + 127) << 23;
-        V scale;
-        std::memcpy(&scale, &power, sizeof scale);
-        store(to + at, given < lowest ? V{} : sum * scale);
+    const V clamped = x < lowest ? all(lowest) : x;
+    const V shifted = clamped * 1.44269504f + 12582912.0f;  // rounds to a whole number
+    const V whole = shifted - 12582912.0f;
+    const V rest = clamped - whole * 0.693359375f + whole * 2.12194440e-4f;
+    V sum = all(1.9875691500e-4f);
+    sum = sum * rest + 1.3981999507e-3f;
+    sum = sum * rest + 8.3334519073e-3f;
+    sum = sum * rest + 4.1665795894e-2f;
+    sum = sum * rest + 1.6666665459e-1f;
+    sum = sum * rest + 5.0000001201e-1f;
+    sum = sum * rest * rest + rest + 1.0f;
+    const I power = (__builtin_convertvector(whole, I) + 127) << 23;
+    V scale;
+    std::memcpy(&scale, &power, sizeof scale);
+    return x < lowest ? V{} : sum * scale;
+}
+
+inline Vector<double> exponential(Vector<double> x) {
+    for (Index lane = 0; lane < Lanes<double>::count; ++lane) x[lane] = std::exp(x[lane]);
+    return x;
+}
+
+template <class T>
+inline void exponentials(const T* x, T* to, Index size) {
+    for (Index at = 0; at < size; at += Lanes<T>::count) store(to + at, exponential(load(x + at)));
+}
+
+template <class T>
+inline Vector<T> sigmoid(Vector<T> x) {
+    const Vector<T> small = exponential(x < T(0) ? x : -x);
+    const Vector<T> large = T(1) / (T(1) + small);
+    return x < T(0) ? small * large : large;
+}
+
+template <class T>
+inline T sum_of(Vector<T> x) {
+    T total = 0;
+    for (Index lane = 0; lane < Lanes<T>::count; ++lane) total += x[lane];
+    return total;
+}
+
+template <class T>
+inline T dot(const T* x, const T* y, Index size) {
+    Vector<T> sum{};
+    for (Index at = 0; at < size; at += Lanes<T>::count) sum += load(x + at) * load(y + at);
+    return sum_of<T>(sum);
+}
+
+// What a tensor holds may be narrower than what is computed with.
+struct BFloat16 {
+    std::uint16_t bits;
+};
+
+inline void widen(const float* from, float* to, Index size) {
+    std::memcpy(to, from, size * sizeof(float));
+}
+
+inline void widen(const double* from, double* to, Index size) {
+    std::memcpy(to, from, size * sizeof(double));
+}
+
+inline void widen(const BFloat16* from, float* to, Index size) {
+    for (Index at = 0; at < size; ++at) {
+        const std::uint32_t bits = std::uint32_t(from[at].bits) << 16;
+        std::memcpy(to + at, &bits, sizeof bits);
     }
 }
 
-inline void exponentials(const double* x, double* to, Index size) {
-    for (Index at = 0; at < size; ++at) to[at] = std::exp(x[at]);
+inline void narrow(const float* from, float* to, Index size) { widen(from, to, size); }
+
+inline void narrow(const double* from, double* to, Index size) { widen(from, to, size); }
+
+// To the nearest, ties to the even one; what is not a number stays so.
+inline void narrow(const float* from, BFloat16* to, Index size) {
+    for (Index at = 0; at < size; ++at) {
+        std::uint32_t bits;
+        std::memcpy(&bits, from + at, sizeof bits);
+        const std::uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+        to[at].bits = (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : std::uint16_t(rounded);
+    }
 }

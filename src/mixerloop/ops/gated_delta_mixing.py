@@ -1,0 +1,118 @@
+"""Everything between the projections of a Gated DeltaNet mixer, as one operator.
+
+Per head: a short convolution and SiLU on query, key and value; query and key scaled to unit length;
+the two gates; the gated delta rule; the gated output norm. The torch form is the definition; the
+native one reads each token once and writes it once.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from mixerloop.config import Implementation
+from mixerloop.ops.gated_delta_rule import gated_delta_rule
+from mixerloop.ops.native_mixing import LARGEST_WIDTH, native_gated_delta_mixing
+from mixerloop.ops.short_convolution import short_convolution
+
+UNIT_NORM_EPS = 1e-6  # under the root, as flash-linear-attention has it
+
+
+class Projected(NamedTuple):
+    """What the projections of a mixer make of its tokens."""
+
+    qkv: Float[Tensor, "batch seq 3*d_inner"]
+    gate: Float[Tensor, "batch seq d_inner"]
+    decay: Float[Tensor, "batch seq heads"]
+    write: Float[Tensor, "batch seq heads"]
+
+
+class MixingWeights(NamedTuple):
+    """What a mixer learns besides its projections."""
+
+    conv: Float[Tensor, "3*d_inner width"]
+    A_log: Float[Tensor, " heads"]
+    dt_bias: Float[Tensor, " heads"]
+    norm: Float[Tensor, " d_head"]
+
+
+class RuleInputs(NamedTuple):
+    """What the rule is given, in float32 or wider."""
+
+    query: Float[Tensor, "batch seq heads d_head"]
+    key: Float[Tensor, "batch seq heads d_head"]
+    value: Float[Tensor, "batch seq heads d_head"]
+    log_decay: Float[Tensor, "batch seq heads"]
+    write_strength: Float[Tensor, "batch seq heads"]
+
+
+def gated_delta_mixing(
+    tokens: Projected,
+    weights: MixingWeights,
+    *,
+    norm_eps: float,
+    implementation: Implementation,
+    memory: Float[Tensor, "batch heads d_head d_head"] | None = None,
+    conv_history: Float[Tensor, "batch width-1 3*d_inner"] | None = None,
+) -> tuple[
+    Float[Tensor, "batch seq d_inner"],
+    Float[Tensor, "batch heads d_head d_head"],
+    Float[Tensor, "batch width-1 3*d_inner"],
+]:
+    """Mix a sequence; returns the mixed tokens and the memory and history to go on from."""
+    if implementation == "native" and weights.conv.shape[1] <= LARGEST_WIDTH:
+        return native_gated_delta_mixing(
+            *tokens,
+            *weights,
+            norm_eps=norm_eps,
+            unit_eps=UNIT_NORM_EPS,
+            memory=memory,
+            conv_history=conv_history,
+        )
+    qkv, conv_history = short_convolution(x=tokens.qkv, weight=weights.conv, history=conv_history)
+    output, memory = gated_delta_rule(
+        **rule_inputs(tokens, qkv, weights)._asdict(),
+        initial_state=memory,
+        implementation=implementation,
+    )
+    return gated_norm(output, tokens.gate, weights, norm_eps), memory, conv_history
+
+
+def mixing_without_context(
+    tokens: Projected, weights: MixingWeights, *, norm_eps: float
+) -> Float[Tensor, "batch seq d_inner"]:
+    """Each token writes to an empty memory and reads its own write: o = b (q . k) v."""
+    inputs = rule_inputs(tokens, tokens.qkv * weights.conv[:, -1], weights)
+    match = (inputs.query * inputs.key).sum(-1)
+    output = (inputs.write_strength * match)[..., None] * inputs.value
+    return gated_norm(output, tokens.gate, weights, norm_eps)
+
+
+def rule_inputs(tokens: Projected, qkv: Tensor, weights: MixingWeights) -> RuleInputs:
+    """From convolved tokens to what the rule is given."""
+    wide = torch.promote_types(qkv.dtype, torch.float32)
+    d_head = weights.norm.shape[0]
+    query, key, value = (
+        part.unflatten(-1, (-1, d_head)) for part in F.silu(qkv.to(wide)).chunk(3, dim=-1)
+    )
+    step = F.softplus(tokens.decay.to(wide) + weights.dt_bias)
+    return RuleInputs(
+        query=_unit(query) * d_head**-0.5,
+        key=_unit(key),
+        value=value,
+        log_decay=-weights.A_log.exp() * step,
+        write_strength=tokens.write.to(wide).sigmoid(),
+    )
+
+
+def gated_norm(output: Tensor, gate: Tensor, weights: MixingWeights, norm_eps: float) -> Tensor:
+    """Each head's output at unit mean square, weighted, behind its gate."""
+    wide = output.to(torch.promote_types(output.dtype, torch.float32))
+    normed = F.rms_norm(wide, weights.norm.shape, weights.norm, norm_eps)
+    return normed.flatten(-2) * F.silu(gate)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + UNIT_NORM_EPS)

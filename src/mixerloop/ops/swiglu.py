@@ -1,0 +1,73 @@
+"""SwiGLU: silu(gate) * up, of two halves that one projection made."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from mixerloop.config import Implementation
+from mixerloop.ops import native_library
+
+
+def swiglu(
+    gate_up: Float[Tensor, "*batch 2*width"], *, implementation: Implementation
+) -> Float[Tensor, "*batch width"]:
+    """The first half through SiLU, times the second."""
+    if implementation == "native" and gate_up.dtype in native_library.TYPES:
+        return _forward(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+@torch.library.custom_op("mixerloop::swiglu", mutates_args=(), device_types="cpu")
+def _forward(gate_up: Tensor) -> Tensor:
+    output = _half(gate_up)
+    native_library.run(
+        "swiglu", gate_up.dtype, *_sizes(gate_up), gate_up=gate_up.contiguous(), output=output
+    )
+    return output
+
+
+@_forward.register_fake
+def _(gate_up):
+    return _half(gate_up)
+
+
+@torch.library.custom_op("mixerloop::swiglu_backward", mutates_args=(), device_types="cpu")
+def _backward(gate_up: Tensor, d_output: Tensor) -> Tensor:
+    d_gate_up = torch.empty_like(gate_up, memory_format=torch.contiguous_format)
+    native_library.run(
+        "swiglu",
+        gate_up.dtype,
+        *_sizes(gate_up),
+        backward=True,
+        gate_up=gate_up.contiguous(),
+        d_output=d_output.contiguous(),
+        d_gate_up=d_gate_up,
+    )
+    return d_gate_up
+
+
+@_backward.register_fake
+def _(gate_up, d_output):
+    return torch.empty_like(gate_up, memory_format=torch.contiguous_format)
+
+
+def _keep(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx, d_output):
+    return _backward(*ctx.saved_tensors, d_output)
+
+
+_forward.register_autograd(_gradients, setup_context=_keep)
+
+
+def _half(gate_up: Tensor) -> Tensor:
+    return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+
+
+def _sizes(gate_up: Tensor) -> tuple[int, int]:
+    width = gate_up.shape[-1] // 2
+    return gate_up.numel() // (2 * width), width

@@ -1,0 +1,176 @@
+"""The fused mixer against its definition in torch, in float64, with the recurrence itself.
+
+Errors are relative to the largest value of a tensor, and never below one, as for the rule.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mixerloop.ops import native_library
+from mixerloop.ops.gated_delta_mixing import MixingWeights, Projected, gated_delta_mixing
+
+pytestmark = pytest.mark.skipif(native_library.library() is None, reason="no compiled kernel")
+
+# Tokens in bfloat16 are rounded where they are stored, by 2^-9 of the value, and nowhere else.
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 3e-5, torch.bfloat16: 2.0**-8}
+NORM_EPS = 1e-5
+
+
+def make_case(*, batch=2, seq=70, heads=2, d_head=24, width=4, state=True, seed=0, rate=1.0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    inner = heads * d_head
+    tokens = (
+        *(normal(batch, seq, 3 * inner), normal(batch, seq, inner)),
+        *(normal(batch, seq, heads), normal(batch, seq, heads)),
+    )
+    weights = (
+        *(normal(3 * inner, width) * 0.5, normal(heads) * 0.3 + rate),
+        *(normal(heads), 1 + normal(d_head) * 0.2),
+    )
+    states = (normal(batch, heads, d_head, d_head), normal(batch, width - 1, 3 * inner))
+    return tokens, weights, states if state else (None, None)
+
+
+def random_case(generator):
+    def number(most):
+        return int(torch.randint(1, most + 1, (), generator=generator))
+
+    return make_case(
+        batch=number(2),
+        seq=number(40),
+        heads=number(3),
+        d_head=number(40),
+        width=number(6),
+        seed=number(2**31 - 1),
+        rate=3.0 - number(9),
+    )
+
+
+def results(case, dtype, implementation):
+    """Outputs and all gradients, for tokens of one type and weights that are never narrow."""
+    wide = torch.promote_types(dtype, torch.float32)
+    tokens = [x.to(dtype).requires_grad_() for x in case[0]]
+    weights = [x.to(wide).requires_grad_() for x in case[1]]
+    states = [None if x is None else x.to(wide).requires_grad_() for x in case[2]]
+    outputs = gated_delta_mixing(
+        Projected(*tokens),
+        MixingWeights(*weights),
+        norm_eps=NORM_EPS,
+        implementation=implementation,
+        memory=states[0],
+        conv_history=states[1],
+    )
+    leaves = [x for x in (*tokens, *weights, *states) if x is not None and x.numel()]
+    generator = torch.Generator().manual_seed(1)
+    given = [torch.randn(x.shape, generator=generator).bfloat16().to(x.dtype) for x in outputs]
+    return [*outputs, *torch.autograd.grad(outputs, leaves, given)]
+
+
+def rounded(case, dtype):
+    """The same case after its tokens were stored in a type."""
+    tokens, weights, states = case
+    return [x.to(dtype).double() for x in tokens], weights, states
+
+
+def largest_error(case, dtype):
+    wanted = results(rounded(case, dtype), torch.float64, "recurrent")
+    got = results(case, dtype, "native")
+    return max(
+        ((one.double() - other).abs().max() / other.abs().max().clamp_min(1)).item()
+        for one, other in zip(got, wanted, strict=True)
+        if other.numel()
+    )
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        *({"seq": seq} for seq in (1, 2, 15, 16, 17, 63, 64, 65, 300)),
+        *({"d_head": d_head} for d_head in (1, 16, 33, 64, 72, 128)),
+        *({"width": width, "seq": 40} for width in (1, 2, 8, 17)),
+        *({"state": False, "seq": seq} for seq in (1, 3, 100)),
+        *({"rate": rate} for rate in (-6.0, 3.0)),
+    ],
+    ids=str,
+)
+def test_outputs_and_gradients_match_the_definition(case, dtype):
+    assert largest_error(make_case(**case), dtype) < TOLERANCE[dtype]
+
+
+@settings(max_examples=30)
+@given(
+    seq=st.integers(1, 90),
+    heads=st.integers(1, 3),
+    d_head=st.integers(1, 40),
+    width=st.integers(1, 6),
+    seed=st.integers(0, 2**31),
+    instruction_set=st.sampled_from(native_library.INSTRUCTION_SETS),
+)
+def test_any_shape_on_any_instruction_set(seq, heads, d_head, width, seed, instruction_set):
+    library = native_library.library()
+    assert library is not None
+    if native_library.INSTRUCTION_SETS.index(instruction_set) > library.mixerloop_best_set():
+        return
+    case = make_case(seq=seq, heads=heads, d_head=d_head, width=width, seed=seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(native_library.SET_VARIABLE, instruction_set)
+        assert largest_error(case, torch.float64) < TOLERANCE[torch.float64]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 16, 50, 69])
+def test_a_sequence_can_stop_and_go_on(cut):
+    (tokens, weights, (memory, history)) = make_case()
+
+    def run(part, memory, history):
+        return gated_delta_mixing(
+            Projected(*(x[:, part] for x in tokens)),
+            MixingWeights(*weights),
+            norm_eps=NORM_EPS,
+            implementation="native",
+            memory=memory,
+            conv_history=history,
+        )
+
+    whole, *after = run(slice(None), memory, history)
+    first, *between = run(slice(0, cut), memory, history)
+    second, *end = run(slice(cut, None), *between)
+    torch.testing.assert_close(torch.cat([first, second], 1), whole, rtol=0, atol=1e-12)
+    for one, other in zip(end, after, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_a_filter_wider_than_a_chunk_goes_through_the_rule_alone():
+    case = make_case(width=18, seq=40)
+    assert largest_error(case, torch.float64) < TOLERANCE[torch.float64]
+
+
+def test_the_number_of_threads_changes_no_bit():
+    case = make_case(batch=4)
+    before = torch.get_num_threads()
+    found = []
+    for threads in (1, 2, 2):
+        torch.set_num_threads(threads)
+        found.append(results(case, torch.bfloat16, "native"))
+    torch.set_num_threads(before)
+    for other in found[1:]:
+        for mine, their in zip(found[0], other, strict=True):
+            assert torch.equal(mine, their)
+
+
+def test_torch_knows_the_operator():
+    tokens, weights, (memory, history) = make_case(seq=20, d_head=8)
+    assert memory is not None
+    assert history is not None
+    leaves = [x.requires_grad_() for x in (*tokens, *weights, history, memory)]
+    torch.library.opcheck(
+        torch.ops.mixerloop.gated_delta_mixing.default,
+        (*leaves, NORM_EPS, 1e-6, True),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )

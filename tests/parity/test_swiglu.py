@@ -1,0 +1,42 @@
+import pytest
+import torch
+
+from mixerloop.config import Implementation
+from mixerloop.ops import native_library
+from mixerloop.ops.swiglu import swiglu
+
+pytestmark = pytest.mark.skipif(native_library.library() is None, reason="no compiled kernel")
+TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 2.0**-8}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", [(1, 2), (3, 7, 34), (2, 5, 64), (40, 1536)], ids=str)
+def test_native_matches_torch(shape, dtype):
+    found = []
+    x = (torch.randn(shape, dtype=torch.float64) * 4).to(dtype)
+    d_y = torch.randn(*shape[:-1], shape[-1] // 2, dtype=torch.float64).to(dtype)
+    kinds: dict[Implementation, torch.dtype] = {"native": dtype, "chunked": torch.float64}
+    for implementation, kind in kinds.items():
+        gate_up = x.to(kind).requires_grad_()
+        y = swiglu(gate_up, implementation=implementation)
+        found.append((y, *torch.autograd.grad(y, gate_up, d_y.to(kind))))
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == dtype
+        bound = TOLERANCE[dtype] * max(1.0, other.abs().max().item())
+        assert (one.double() - other).abs().max() <= bound
+
+
+def test_a_view_is_read_as_what_it_is():
+    x = torch.randn(6, 40, dtype=torch.float64)
+    one = swiglu(x[:, ::2], implementation="native")
+    other = swiglu(x[:, ::2], implementation="chunked")
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-14)
+
+
+def test_torch_knows_the_operator():
+    x = torch.randn(5, 12, dtype=torch.float64, requires_grad=True)
+    torch.library.opcheck(
+        torch.ops.mixerloop.swiglu.default,
+        (x,),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
