@@ -314,7 +314,9 @@ void backward_chunk(const Chunk<T>& c, Index d_key, Index d_value, const T* stat
     transpose(c.write, dv, d_value, write_lanes, CHUNK);
     multiply(2 * CHUNK, CHUNK, d_value, rows_of(s.right_out, dv), write_lanes, CHUNK, s.products,
              CHUNK);
-    T d_total[CHUNK] = {}, d_strength[CHUNK], overlap_grad[CHUNK][CHUNK];
+    // In double: what two tokens add to and take from the sums must cancel where it should
+    double d_total[CHUNK] = {}, ends = 0, d_log_decay = 0;
+    T d_strength[CHUNK], overlap_grad[CHUNK][CHUNK];
     for (Index i = 0; i < CHUNK; ++i) {
         T through_below = 0;
         for (Index j = 0; j < CHUNK; ++j) {
@@ -364,21 +366,20 @@ void backward_chunk(const Chunk<T>& c, Index d_key, Index d_value, const T* stat
              c.whole);
 
     // Gates, and tokens as rows again
-    T ends = 0;
     for (Index i = 0; i < CHUNK; ++i) {
         const T *right = d_right + i * dv, *stored = c.read + i * dv;
         const T right_stored = dot(right, stored, dv);
         const T d_start = dot(d_out + i * dv, c.read + (CHUNK + i) * dv, dv) -
                           c.strength[i] * right_stored;
         d_strength[i] += dot(right, c.value + i * dv, dv) - c.start[i] * right_stored;
-        d_total[i] += d_start * c.start[i] - d_end[i] * c.end[i];
-        ends += d_end[i] * c.end[i];
+        const T d_kept = d_end[i] * c.end[i];
+        d_total[i] += double(d_start * c.start[i]) - d_kept;
+        ends += d_kept;
         for (Index at = 0; at < dv; ++at) s.rows.d_value[i * dv + at] = c.strength[i] * right[at];
         s.rows.d_strength[i] = d_strength[i];
     }
     d_total[CHUNK - 1] += ends + d_whole;
-    T d_log_decay = 0;
-    for (Index i = CHUNK - 1; i >= 0; --i) s.rows.d_log_decay[i] = d_log_decay += d_total[i];
+    for (Index i = CHUNK - 1; i >= 0; --i) s.rows.d_log_decay[i] = T(d_log_decay += d_total[i]);
     for (Index at = 0; at < dk; at += CHUNK) {
         transpose(s.d_keys + at * 2 * CHUNK, 2 * CHUNK, CHUNK, s.rows.d_key + at, dk);
         transpose(s.d_queries + at * 2 * CHUNK, 2 * CHUNK, CHUNK, s.rows.d_query + at, dk);
