@@ -46,8 +46,8 @@ def main() -> None:
         {
             "chunk_tokens": chunk,
             "tile_tokens": tile,
-            "forward_ms": 1e3 * times[chunk, tile, "forward"].median,
-            "forward_backward_ms": 1e3 * times[chunk, tile, "both"].median,
+            "forward_ms": times[chunk, tile, "forward"].milliseconds.median,
+            "forward_backward_ms": times[chunk, tile, "both"].milliseconds.median,
             "peak_mib": peak_bytes(calls[chunk, tile, "both"]) / 2**20,
         }
         for chunk in CHUNKS

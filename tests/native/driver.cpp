@@ -80,11 +80,17 @@ bool rows(int type, int set) {
                             d_gate_up.data()};
     std::vector<std::int64_t> labels(num);
     for (std::int64_t& label : labels) label = number(width + 1) - 2;  // -1 is none
+    auto x = values<T>(num * width), weight = values<T>(width), d_x = x;
+    auto d_weight = values<T>((num + 7) / 8 * width);
+    const RmsNormCall norm{num, width, 1e-5, x.data(), weight.data(), output.data(),
+                           d_output.data(), d_x.data(), d_weight.data()};
     auto logits = output;
     auto losses = values<T>(num);
     const CrossEntropyCall loss{num, width, 1, logits.data(), labels.data(), losses.data()};
     return !mixerloop_run(SWIGLU, type, &swiglu, set, 1, nullptr) &&
            !mixerloop_run(SWIGLU_BACKWARD, type, &swiglu, set, 1, nullptr) &&
+           !mixerloop_run(RMS_NORM, type, &norm, set, 1, nullptr) &&
+           !mixerloop_run(RMS_NORM_BACKWARD, type, &norm, set, 1, nullptr) &&
            !mixerloop_run(CROSS_ENTROPY, type, &loss, set, 1, nullptr);
 }
 
@@ -96,7 +102,7 @@ bool all(int type, int set) {
 int main() {
     int calls = 0;
     for (int set = 0; set <= mixerloop_best_set(); ++set)
-        for (int times = 0; times < 20; ++times, calls += 21)
+        for (int times = 0; times < 20; ++times, calls += 27)
             if (!(all<float, float>(FLOAT32, set) && all<double, double>(FLOAT64, set) &&
                   all<float, Bits>(BFLOAT16, set)))
                 return 1;

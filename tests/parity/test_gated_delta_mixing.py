@@ -13,8 +13,9 @@ from mixerloop.ops.gated_delta_mixing import MixingWeights, Projected, gated_del
 
 pytestmark = pytest.mark.skipif(native_library.library() is None, reason="no compiled kernel")
 
-# Tokens in bfloat16 are rounded where they are stored, by 2^-9 of the value, and nowhere else.
-TOLERANCE = {torch.float64: 1e-11, torch.float32: 3e-5, torch.bfloat16: 2.0**-8}
+# Tokens in bfloat16 are rounded where they are stored, by 2^-9 of the value, and nowhere else. The
+# gradient of the last ones is a sum, with what comes back from the history: rounded three times.
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 3e-5, torch.bfloat16: 3 * 2.0**-9}
 NORM_EPS = 1e-5
 
 

@@ -5,9 +5,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import quantiles
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from mixerloop import machine
@@ -15,15 +16,28 @@ from mixerloop import machine
 K = TypeVar("K")
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Seconds over repeated calls."""
+class Quartiles(NamedTuple):
+    """The middle of repeated measurements, and where the middle half of them lies."""
 
     median: float
     lower: float
-    """The quarter of calls that were fastest took at most this."""
     upper: float
-    """And the quarter that were slowest at least this."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of each call, in the order of the rounds."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def milliseconds(self) -> Quartiles:
+        """Of one call."""
+        return _quartiles([1e3 * value for value in self.seconds])
+
+    def over(self, other: "Timing") -> Quartiles:
+        """How many times as long this takes, round by round."""
+        return _quartiles([a / b for a, b in zip(self.seconds, other.seconds, strict=True)])
 
 
 def interleaved(
@@ -39,8 +53,21 @@ def interleaved(
             began = time.perf_counter()
             function()
             seconds[name].append(time.perf_counter() - began)
-    summary = {name: quantiles(values, n=4) for name, values in seconds.items()}
-    return {name: Timing(middle, low, high) for name, (low, middle, high) in summary.items()}
+    return {name: Timing(tuple(values)) for name, values in seconds.items()}
+
+
+def check_close(what: str, got: Tensor, wanted: Tensor, *, tolerance: float) -> None:
+    """Nothing is timed that computes something else; relative to the largest value, at least 1."""
+    error = (got - wanted).abs().max() / wanted.abs().max().clamp_min(1)
+    if not error <= tolerance:
+        raise FloatingPointError(f"{what} computes something else: off by {error:.1e}")
+
+
+def _quartiles(values: list[float]) -> Quartiles:
+    if len(values) == 1:
+        return Quartiles(*(3 * values))
+    lower, middle, upper = quantiles(values, n=4, method="inclusive")
+    return Quartiles(middle, lower, upper)
 
 
 def peak_bytes(function: Callable[[], object]) -> int:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from mixerloop.config import Implementation, ModelConfig
 from mixerloop.model.norm import RMSNorm
-from mixerloop.model.precision import product_dtype
 from mixerloop.model.sublayer import Cost, MixerState
 from mixerloop.ops.gated_delta_mixing import (
     MixingWeights,
@@ -45,7 +44,7 @@ class GatedDeltaNet(nn.Module):
         self.write_proj = nn.Linear(config.d_model, config.num_heads, bias=False)
         self.gate_proj = nn.Linear(config.d_model, d_inner, bias=False)
         self.output_proj = nn.Linear(d_inner, config.d_model, bias=False)
-        self.output_norm = RMSNorm(config.d_head, config.norm_eps)
+        self.output_norm = RMSNorm(config.d_head, config.norm_eps, implementation=implementation)
         self.A_log = nn.Parameter(torch.empty(config.num_heads))
         self.dt_bias = nn.Parameter(torch.empty(config.num_heads))
 
@@ -116,7 +115,6 @@ class GatedDeltaNet(nn.Module):
         )
 
     def _projected(self, x: Tensor) -> Projected:
-        x = x.to(product_dtype(x))  # once for the four of them
         return Projected(
             qkv=self.qkv_proj(x),
             gate=self.gate_proj(x),

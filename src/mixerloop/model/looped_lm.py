@@ -16,6 +16,7 @@ from mixerloop.model.ffn import SwiGLU
 from mixerloop.model.gated_delta_net import GatedDeltaNet
 from mixerloop.model.norm import RMSNorm
 from mixerloop.model.pass_residual import PassResidualTable
+from mixerloop.model.precision import product_dtype
 from mixerloop.model.sublayer import Mixer, MixerState
 from mixerloop.ops.gated_delta_rule import choose_implementation
 from mixerloop.schedule import Occurrence, Schedule, Sublayer, num_passes_of
@@ -41,9 +42,10 @@ class Layer(nn.Module):
         self, config: ModelConfig, mixer: Mixer, *, implementation: Implementation
     ) -> None:
         super().__init__()
-        self.mixer_norm = RMSNorm(config.d_model, config.norm_eps)
+        norm = partial(RMSNorm, config.d_model, config.norm_eps, implementation=implementation)
+        self.mixer_norm = norm()
         self.mixer = mixer
-        self.ffn_norm = RMSNorm(config.d_model, config.norm_eps)
+        self.ffn_norm = norm()
         self.ffn = SwiGLU(config, implementation=implementation)
 
     def forward(
@@ -55,11 +57,12 @@ class Layer(nn.Module):
         context_off: bool = False,
     ) -> tuple[Float[Tensor, "batch seq d_model"], MixerState | None]:
         """What one sublayer adds to the residual, and the mixer's state after it."""
+        dtype = product_dtype(residual)
         if sublayer == "ffn":
-            return self.ffn(self.ffn_norm(residual)), None
+            return self.ffn(self.ffn_norm(residual, dtype)), None
         if context_off:
-            return self.mixer.context_off(self.mixer_norm(residual)), state
-        return self.mixer(self.mixer_norm(residual), state)
+            return self.mixer.context_off(self.mixer_norm(residual, dtype)), state
+        return self.mixer(self.mixer_norm(residual, dtype), state)
 
 
 class LoopedLM(nn.Module):
@@ -87,7 +90,9 @@ class LoopedLM(nn.Module):
             for _ in range(config.num_layers)
         ]
         self.layers = cast(Sequence[Layer], nn.ModuleList(layers))
-        self.final_norm = RMSNorm(config.d_model, config.norm_eps)
+        self.final_norm = RMSNorm(
+            config.d_model, config.norm_eps, implementation=self.implementation
+        )
         self.pass_residual = (
             None
             if config.pass_residual == "none"

@@ -1,20 +1,26 @@
 """Root-mean-square normalisation, in float32 whatever comes in."""
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from mixerloop.config import Implementation
+from mixerloop.ops.rms_norm import rms_norm
 
 
 class RMSNorm(nn.Module):
     """Scale the last dimension to unit mean square, then by a learned weight."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, *, implementation: Implementation) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
         self.eps = eps
+        self.implementation: Implementation = implementation
 
-    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """The result is float32, or float64 for a float64 input."""
-        x = x.to(torch.promote_types(x.dtype, torch.float32))
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+    def forward(
+        self, x: Float[Tensor, "*batch width"], dtype: torch.dtype | None = None
+    ) -> Float[Tensor, "*batch width"]:
+        """The result is float32, or float64 for a float64 input, unless a `dtype` is asked for."""
+        return rms_norm(
+            x, self.weight, eps=self.eps, implementation=self.implementation, dtype=dtype
+        )

@@ -16,10 +16,11 @@ SET_VARIABLE = "MIXERLOOP_INSTRUCTION_SET"
 
 OPERATORS = (  # in the order of native/call.h
     *("rule", "rule_backward", "mixing", "mixing_backward"),
-    *("swiglu", "swiglu_backward", "cross_entropy"),
+    *("swiglu", "swiglu_backward", "rms_norm", "rms_norm_backward", "cross_entropy"),
 )
 TYPES = (torch.float32, torch.float64, torch.bfloat16)
 """Types of token tensors; weights, states and sums are float32, or float64 with float64."""
+BLOCK_ROWS = 8  # rows a thread takes at a time, as in native/rows.h
 
 
 def _call(sizes: tuple[str, ...], numbers: tuple[str, ...], pointers: tuple[str, ...]):
@@ -55,6 +56,7 @@ CALLS = {
         ),
     ),
     "swiglu": _call(("rows", "width"), (), ("gate_up", "output", "d_output", "d_gate_up")),
+    "rms_norm": _call(("rows", "width"), ("eps",), ("x", "weight", "y", "d_y", "d_x", "d_weight")),
     "cross_entropy": _call(("rows", "vocab", "with_gradient"), (), ("logits", "labels", "losses")),
 }
 
@@ -110,6 +112,18 @@ def _openmp_libraries() -> list[str]:
     return sorted(
         (path for path in paths if Path(path).name.startswith(names)),
         key=lambda path: "torch" not in path,
+    )
+
+
+def is_small(*tensors: torch.Tensor) -> bool:
+    """Whether this is the work of one token and nobody will ask for its gradient.
+
+    Then torch's dispatcher would cost as much as the work, and the kernel is called without it.
+    """
+    return (
+        tensors[0].shape[-2:-1] == (1,)
+        and not torch.compiler.is_compiling()
+        and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
     )
 
 

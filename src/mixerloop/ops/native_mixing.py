@@ -3,6 +3,8 @@
 Saved for the backward are the inputs and the state of every 64th token; the rest is run again.
 """
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
@@ -28,30 +30,29 @@ def native_gated_delta_mixing(
     conv_history: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `gated_delta_mixing` does; the output has the type of the tokens."""
-    tokens, weights = (qkv, gate, decay, write), (conv_weight, a_log, dt_bias, norm_weight)
-    state = [tensor for tensor in (memory, conv_history) if tensor is not None]
-    wide = _widest(torch.float32, *tokens, *weights, *state)
-    narrow = _widest(torch.bfloat16, *tokens)
-    token_dtype = torch.bfloat16 if (narrow, wide) == (torch.bfloat16, torch.float32) else wide
-    batch, _, channels = qkv.shape
+    batch, seq, channels = qkv.shape
     heads, d_head, width = a_log.shape[0], norm_weight.shape[0], conv_weight.shape[1]
     if memory is None:
-        memory = qkv.new_zeros(batch, heads, d_head, d_head, dtype=wide)
+        memory = qkv.new_zeros(batch, heads, d_head, d_head, dtype=a_log.dtype)
     if conv_history is None:
         conv_history = qkv.new_zeros(batch, width - 1, channels)
-    inputs = (
-        *(tensor.to(token_dtype) for tensor in tokens),
-        *(tensor.to(wide) for tensor in (*weights, conv_history, memory)),
-    )
+    tokens = (qkv, gate, decay, write)
+    others = (conv_weight, a_log, dt_bias, norm_weight, conv_history, memory)
+    inputs = _of_one_type(tokens, others)
     keep_states = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-    output, final_memory, _ = _forward(*inputs, norm_eps, unit_eps, keep_states)
-    recent = qkv[:, max(0, qkv.shape[1] - (width - 1)) :]
-    history = torch.cat([conv_history, recent], dim=1)[:, recent.shape[1] :].clone()
+    if native_library.is_small(*inputs):
+        output, final_memory, _ = _run_forward(
+            *inputs, norm_eps=norm_eps, unit_eps=unit_eps, keep_states=False
+        )
+    else:
+        output, final_memory, _ = _forward(*inputs, norm_eps, unit_eps, keep_states)
+    recent = qkv[:, max(0, seq - (width - 1)) :]
+    kept = conv_history[:, recent.shape[1] :]
+    history = torch.cat([kept, recent], dim=1)
     return output, final_memory, history
 
 
-@torch.library.custom_op("mixerloop::gated_delta_mixing", mutates_args=(), device_types="cpu")
-def _forward(
+def _run_forward(
     qkv: Tensor,
     gate: Tensor,
     decay: Tensor,
@@ -86,6 +87,11 @@ def _forward(
         states=states if keep_states else None,
     )
     return output, final_state, states
+
+
+_forward = torch.library.custom_op(
+    "mixerloop::gated_delta_mixing", _run_forward, mutates_args=(), device_types="cpu"
+)
 
 
 @_forward.register_fake
@@ -212,7 +218,15 @@ def _empty(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
-def _widest(dtype: torch.dtype, *tensors: Tensor) -> torch.dtype:
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype
+def _of_one_type(tokens: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Tokens in bfloat16 or as wide as the others; the others in float32 or float64."""
+    given = {tensor.dtype for tensor in (*tokens, *others)}
+    if given in ({torch.float32}, {torch.float64}):
+        return *tokens, *others
+    wide = reduce(torch.promote_types, given, torch.float32)
+    narrow = {tensor.dtype for tensor in tokens} == {torch.bfloat16} and wide == torch.float32
+    token_dtype = torch.bfloat16 if narrow else wide
+    return (
+        *(tensor.to(token_dtype) for tensor in tokens),
+        *(tensor.to(wide) for tensor in others),
+    )

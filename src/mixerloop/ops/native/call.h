@@ -41,6 +41,17 @@ struct SwigluCall {
     void *d_gate_up;
 };
 
+// x and its gradient are as wide as the weights; y [rows, width]. The gradient of the weight has one
+// row for each block of rows.
+struct RmsNormCall {
+    std::int64_t rows, width;
+    double eps;
+    const void *x, *weight;
+    void *y;
+    const void *d_y;
+    void *d_x, *d_weight;
+};
+
 // logits [rows, vocab], replaced by their gradient; labels [rows], below zero where there is none.
 struct CrossEntropyCall {
     std::int64_t rows, vocab, with_gradient;
@@ -57,8 +68,8 @@ struct Kernel {
     std::ptrdiff_t (*memory_bytes)(const void* call);  // of one thread
 };
 
-enum Operator { RULE, RULE_BACKWARD, MIXING, MIXING_BACKWARD, SWIGLU, SWIGLU_BACKWARD, CROSS_ENTROPY,
-                NUM_OPERATORS };
+enum Operator { RULE, RULE_BACKWARD, MIXING, MIXING_BACKWARD, SWIGLU, SWIGLU_BACKWARD, RMS_NORM,
+                RMS_NORM_BACKWARD, CROSS_ENTROPY, NUM_OPERATORS };
 enum Type { FLOAT32, FLOAT64, BFLOAT16, NUM_TYPES };  // of tokens; all else is float32, or float64
 
 struct Kernels {

@@ -120,9 +120,9 @@ void block(const void* given, Index item, void* memory) {
         row(call, at, static_cast<T*>(memory));
 }
 
-template <class T>
-Index swiglu_bytes(const void* given) {
-    return 3 * padded(static_cast<const SwigluCall*>(given)->width) * sizeof(T);
+template <class T, class Call>
+Index three_rows(const void* given) {
+    return 3 * padded(static_cast<const Call*>(given)->width) * sizeof(T);
 }
 
 template <class T>
@@ -141,10 +141,16 @@ constexpr Kernel kernel_of(Operator which) {
             return {mixing_backward<T, S>, num_heads<MixingCall>, mixing_backward_bytes<T, S>};
         case SWIGLU:
             return {block<T, SwigluCall, swiglu_forward<T, S>>, num_blocks<SwigluCall>,
-                    swiglu_bytes<T>};
+                    three_rows<T, SwigluCall>};
         case SWIGLU_BACKWARD:
             return {block<T, SwigluCall, swiglu_backward<T, S>>, num_blocks<SwigluCall>,
-                    swiglu_bytes<T>};
+                    three_rows<T, SwigluCall>};
+        case RMS_NORM:
+            return {block<T, RmsNormCall, rms_norm<T, S>>, num_blocks<RmsNormCall>,
+                    three_rows<T, RmsNormCall>};
+        case RMS_NORM_BACKWARD:
+            return {block<T, RmsNormCall, rms_norm_backward<T, S>>, num_blocks<RmsNormCall>,
+                    three_rows<T, RmsNormCall>};
         default:
             return {block<T, CrossEntropyCall, cross_entropy<T, S>>, num_blocks<CrossEntropyCall>,
                     cross_entropy_bytes<T>};

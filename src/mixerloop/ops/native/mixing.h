@@ -3,16 +3,6 @@
 // it is local to a head, so that a chunk is read once, passes through everything while it is in
 // cache, and is written once. ops/gated_delta_mixing.py has the same in torch.
 
-template <class T>
-inline T softplus(T x) {
-    return x > T(20) ? x : std::log1p(std::exp(x));
-}
-
-template <class T>
-inline T sigmoid_of(T x) {
-    return T(1) / (T(1) + std::exp(-x));
-}
-
 template <class T, class S>
 class MixingTokens {
   public:
@@ -61,11 +51,14 @@ class MixingTokens {
         load_part(c, QUERY, c.key_query + CHUNK * dp_, first, num);
         load_part(c, KEY, c.key_query, first, num);
         load_part(c, VALUE, c.value, first, num);
-        for (Index i = 0; i < CHUNK; ++i) {
-            const Index at = gate_at(first + i);
-            c.log_decay[i] = i < num ? -rate_ * softplus(wide(call_.decay, at) + step_bias_) : T(0);
-            c.strength[i] = i < num ? sigmoid_of(wide(call_.write, at)) : T(0);
+        T steps[CHUNK], strengths[CHUNK];
+        load_gate(call_.decay, first, num, steps);
+        load_gate(call_.write, first, num, strengths);
+        for (Index at = 0; at < CHUNK; at += LANES) {
+            store(c.log_decay + at, softplus(load(steps + at) + step_bias_) * -rate_);
+            store(c.strength + at, sigmoid<T>(load(strengths + at)));
         }
+        for (Index i = num; i < CHUNK; ++i) c.log_decay[i] = c.strength[i] = T(0);
     }
 
     // norm(out) * silu(gate)
@@ -112,10 +105,13 @@ class MixingTokens {
         d_part(c, QUERY, c.key_query + CHUNK * dp_, d.d_query, first, num);
         d_part(c, KEY, c.key_query, d.d_key, first, num);
         d_part(c, VALUE, c.value, d.d_value, first, num);
+        T steps[CHUNK];
+        load_gate(call_.decay, first, num, steps);
+        for (Index at = 0; at < CHUNK; at += LANES)
+            store(steps + at, sigmoid<T>(load(steps + at) + step_bias_));
         for (Index i = 0; i < num; ++i) {
             const Index at = gate_at(first + i);
-            const T d_step = -rate_ * d.d_log_decay[i];
-            const T d_decay = d_step * sigmoid_of(wide(call_.decay, at) + step_bias_);
+            const T d_decay = -rate_ * d.d_log_decay[i] * steps[i];
             const T d_write = d.d_strength[i] * c.strength[i] * (T(1) - c.strength[i]);
             narrow(&d_decay, static_cast<S*>(call_.d_decay) + at, 1);
             narrow(&d_write, static_cast<S*>(call_.d_write) + at, 1);
@@ -237,10 +233,11 @@ class MixingTokens {
 
     Index gate_at(Index token) const { return (batch_ * seq + token) * call_.heads + head_; }
 
-    static T wide(const void* tensor, Index at) {
-        T value;
-        widen(static_cast<const S*>(tensor) + at, &value, 1);
-        return value;
+    // One number for each token of a chunk.
+    void load_gate(const void* tensor, Index first, Index num, T* to) const {
+        for (Index i = 0; i < CHUNK; ++i) to[i] = T(0);
+        for (Index i = 0; i < num; ++i)
+            widen(static_cast<const S*>(tensor) + gate_at(first + i), to + i, 1);
     }
 
     template <class N, class Void>

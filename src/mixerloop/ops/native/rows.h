@@ -1,4 +1,4 @@
-// What is done to every row of a matrix by itself: SwiGLU, and the loss of a row of logits.
+// What is done to every row of a matrix by itself: SwiGLU, RMSNorm, and the loss of a row of logits.
 
 constexpr Index BLOCK_ROWS = 8;  // rows a thread takes at a time
 
@@ -32,6 +32,45 @@ void swiglu_backward(const SwigluCall& call, Index row, T* memory) {
     S* to = static_cast<S*>(call.d_gate_up) + row * 2 * width;
     narrow(gate, to, width);
     narrow(up, to + width, width);
+}
+
+template <class T>
+inline T rms_scale(const T* x, Index width, double eps) {
+    return T(1) / std::sqrt(dot(x, x, padded(width)) / T(width) + T(eps));
+}
+
+template <class T, class S>
+void rms_norm(const RmsNormCall& call, Index row, T* memory) {
+    const Index width = call.width, padded_width = padded(width);
+    load_row(memory, padded_width, static_cast<const T*>(call.x) + row * width, width);
+    const T scale = rms_scale(memory, width, call.eps);
+    const T* weight = static_cast<const T*>(call.weight);
+    for (Index at = 0; at < width; ++at) memory[at] *= scale * weight[at];
+    narrow(memory, static_cast<S*>(call.y) + row * width, width);
+}
+
+template <class T, class S>
+void rms_norm_backward(const RmsNormCall& call, Index row, T* memory) {
+    constexpr Index lanes = Lanes<T>::count;
+    const Index width = call.width, padded_width = padded(width);
+    T *x = memory, *d_y = memory + padded_width, *weight = memory + 2 * padded_width;
+    load_row(x, padded_width, static_cast<const T*>(call.x) + row * width, width);
+    load_row(d_y, padded_width, static_cast<const S*>(call.d_y) + row * width, width);
+    load_row(weight, padded_width, static_cast<const T*>(call.weight), width);
+    const T scale = rms_scale(x, width, call.eps);
+    T* d_weight = static_cast<T*>(call.d_weight) + row / BLOCK_ROWS * width;
+    if (row % BLOCK_ROWS == 0) std::memset(d_weight, 0, width * sizeof(T));
+    for (Index at = 0; at < width; ++at) d_weight[at] += d_y[at] * x[at] * scale;
+    Vector<T> along{};
+    for (Index at = 0; at < padded_width; at += lanes) {
+        const Vector<T> d_normed = load(d_y + at) * load(weight + at);
+        store(d_y + at, d_normed);
+        along += d_normed * load(x + at);
+    }
+    const T share = sum_of<T>(along) * scale * scale / T(width);
+    for (Index at = 0; at < padded_width; at += lanes)
+        store(x + at, scale * (load(d_y + at) - share * load(x + at)));
+    narrow(x, static_cast<T*>(call.d_x) + row * width, width);
 }
 
 // The loss of a row, and in the place of its logits their gradient: probabilities, less one at the

@@ -192,18 +192,51 @@ inline void exponentials(const T* x, T* to, Index size) {
     for (Index at = 0; at < size; at += Lanes<T>::count) store(to + at, exponential(load(x + at)));
 }
 
+// 1 / x for x from 1 to 2. A division of sixteen floats takes as long as sixteen multiply-adds; an
+// estimate of 14 bits and one step of Newton's take four, and are as good.
+template <class T>
+inline Vector<T> reciprocal(Vector<T> x) {
+    return T(1) / x;
+}
+
+#if VECTOR_BYTES == 64
+template <>
+inline Vector<float> reciprocal<float>(Vector<float> x) {
+    Vector<float> estimate;
+    asm("vrcp14ps %1, %0" : "=v"(estimate) : "v"(x));
+    return estimate * (2.0f - x * estimate);
+}
+#endif
+
 template <class T>
 inline Vector<T> sigmoid(Vector<T> x) {
     const Vector<T> small = exponential(x < T(0) ? x : -x);
-    const Vector<T> large = T(1) / (T(1) + small);
+    const Vector<T> large = reciprocal<T>(T(1) + small);
     return x < T(0) ? small * large : large;
+}
+
+// log(1 + exp(x)). With e = exp(-|x|) and s = e / (2 + e), log(1 + e) = 2 (s + s^3/3 + s^5/5 + ...).
+inline Vector<float> softplus(Vector<float> x) {
+    const Vector<float> small = exponential(x < 0.0f ? x : -x);
+    const Vector<float> s = small / (2.0f + small), square = s * s;
+    Vector<float> sum = all(1.0f / 15);
+    for (int odd = 13; odd >= 1; odd -= 2) sum = sum * square + 1.0f / odd;
+    return (x < 0.0f ? Vector<float>{} : x) + 2.0f * s * sum;
+}
+
+inline Vector<double> softplus(Vector<double> x) {
+    for (Index lane = 0; lane < Lanes<double>::count; ++lane)
+        x[lane] = (x[lane] < 0 ? 0 : x[lane]) + std::log1p(std::exp(-std::fabs(x[lane])));
+    return x;
 }
 
 template <class T>
 inline T sum_of(Vector<T> x) {
-    T total = 0;
-    for (Index lane = 0; lane < Lanes<T>::count; ++lane) total += x[lane];
-    return total;
+    T part[Lanes<T>::count];
+    store(part, x);
+    for (Index half = Lanes<T>::count / 2; half > 0; half /= 2)
+        for (Index lane = 0; lane < half; ++lane) part[lane] += part[lane + half];
+    return part[0];
 }
 
 template <class T>

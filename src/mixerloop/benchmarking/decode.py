@@ -1,0 +1,104 @@
+"""Decoding: the time of one token after prefixes of different lengths."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from mixerloop.benchmarking.measure import Quartiles, check_close, interleaved
+from mixerloop.config import preset
+from mixerloop.model.decoding import advance, prefill, start
+from mixerloop.model.initialization import fresh_model
+
+PREFIXES = (64, 512, 1024, 2048, 8192)
+RECOMPUTED_PREFIX = 1024
+TOKENS_IN_A_ROW = 8
+AGREE = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeCase:
+    """One more token after a prefix."""
+
+    prefix: int
+    milliseconds: Quartiles
+    tokens_per_second: float
+    ratio_to_first: float
+    """The time against that after the shortest prefix, round by round."""
+    ratio_to_first_quartiles: tuple[float, float]
+    state_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeResult:
+    """Every prefix, and what a token costs that is read off a forward over all before it."""
+
+    size: str
+    schedule: str
+    cases: list[DecodeCase]
+    recomputed_prefix: int
+    recompute_milliseconds: Quartiles
+    recompute_over_decode: float
+    recompute_over_decode_quartiles: tuple[float, float]
+
+
+@torch.inference_mode()
+def measure_decode(
+    size: str, schedule: str, *, repeats: int, recompute_repeats: int
+) -> DecodeResult:
+    """Check a decoded token against the whole forward, then time tokens in turn.
+
+    The states are made by real prefixes. The forward over the prefix is timed in turn with a few
+    tokens decoded in a row, which is how tokens are decoded.
+    """
+    model = fresh_model(replace(preset(size), schedule=schedule), seed=0).eval()
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(model.config.vocab_size, (1, PREFIXES[-1] + 1), generator=generator)
+    states = {n: prefill(model, tokens[:, :n], start(model))[1] for n in PREFIXES}
+
+    n = RECOMPUTED_PREFIX
+    last = torch.tensor([-1])
+    whole = tokens[:, : n + 1]
+    decoded, _ = advance(model, whole[:, -1:], states[n])
+    check_close("decoding", decoded, model(whole, positions=last), tolerance=AGREE)
+
+    token = tokens[:, -1:]
+    times = interleaved(
+        {n: lambda n=n: advance(model, token, states[n]) for n in PREFIXES},
+        warmup=5,
+        repeats=repeats,
+    )
+
+    def decode_some() -> None:
+        state = states[RECOMPUTED_PREFIX]
+        for _ in range(TOKENS_IN_A_ROW):
+            _, state = advance(model, token, state)
+
+    both = interleaved(
+        {"recompute": lambda: model(whole, positions=last), "decode": decode_some},
+        warmup=1,
+        repeats=recompute_repeats,
+    )
+    saved = Quartiles(*(TOKENS_IN_A_ROW * x for x in both["recompute"].over(both["decode"])))
+    first = times[PREFIXES[0]]
+    cases = []
+    for n in PREFIXES:
+        ratio = times[n].over(first)
+        cases.append(
+            DecodeCase(
+                prefix=n,
+                milliseconds=times[n].milliseconds,
+                tokens_per_second=1e3 / times[n].milliseconds.median,
+                ratio_to_first=ratio.median,
+                ratio_to_first_quartiles=(ratio.lower, ratio.upper),
+                state_bytes=states[n].nbytes(),
+            )
+        )
+    return DecodeResult(
+        size=size,
+        schedule=schedule,
+        cases=cases,
+        recomputed_prefix=RECOMPUTED_PREFIX,
+        recompute_milliseconds=both["recompute"].milliseconds,
+        recompute_over_decode=saved.median,
+        recompute_over_decode_quartiles=(saved.lower, saved.upper),
+    )

@@ -1,0 +1,185 @@
+"""The gated delta rule: our implementations beside those other people run on a CPU."""
+
+import importlib.util
+import inspect
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mixerloop.benchmarking.measure import Quartiles, Timing, check_close, interleaved
+from mixerloop.config import Implementation
+from mixerloop.ops import native_library
+from mixerloop.ops.gated_delta_rule import gated_delta_rule
+
+Inputs = dict[str, Tensor]
+Rule = Callable[[Inputs], tuple[Tensor, Tensor]]
+Shape = tuple[int, int, int, int]
+
+SHAPES: dict[str, Shape] = {
+    "15m": (4, 1024, 4, 72),
+    "110m": (2, 1024, 12, 64),
+    "long": (1, 8192, 4, 72),
+}
+"""Batch, tokens, heads, head size."""
+OURS: tuple[Implementation, ...] = ("native", "chunked")
+PEERS = {"transformers": "transformers", "fla_naive": "fla"}
+AGREE = 1e-4  # float32, two orders of summation
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorCase:
+    """One shape: milliseconds of each implementation, and how much faster our best one is."""
+
+    name: str
+    shape: Shape
+    forward: dict[str, Quartiles]
+    forward_backward: dict[str, Quartiles]
+    best: str
+    ratio_forward: float | None
+    """Of the `transformers` fallback to our best; None where it is not installed."""
+    ratio_forward_backward: float | None
+    ratio_forward_quartiles: tuple[float, float] | None
+    ratio_forward_backward_quartiles: tuple[float, float] | None
+    missing: list[str] = field(default_factory=list)
+
+
+def measure_operator(
+    name: str, shape: Shape, *, repeats: int, strong_decay: bool = False
+) -> OperatorCase:
+    """Check that all compute the same, then time them in turn."""
+    inputs = make_inputs(shape, strong_decay=strong_decay)
+    rules, missing = rules_here()
+    reference = ours("chunked")(inputs)
+    for other, rule in rules.items():
+        with torch.no_grad():
+            found = rule(inputs)
+        for got, wanted in zip(found, reference, strict=True):
+            check_close(f"{name}: {other}", got, wanted, tolerance=AGREE)
+    leaves = {key: tensor.clone().requires_grad_() for key, tensor in inputs.items()}
+
+    @torch.no_grad()
+    def forward(rule: Rule) -> None:
+        rule(inputs)
+
+    def forward_backward(rule: Rule) -> None:
+        output, state = rule(leaves)
+        torch.autograd.grad(output.sum() + state.sum(), list(leaves.values()))
+
+    times = interleaved(
+        {
+            (key, run): (lambda rule=rule, run=run: run(rule))
+            for key, rule in rules.items()
+            for run in (forward, forward_backward)
+        },
+        warmup=2,
+        repeats=repeats,
+    )
+    one = {key: times[key, forward] for key in rules}
+    both = {key: times[key, forward_backward] for key in rules}
+    best = min((key for key in OURS if key in rules), key=lambda key: both[key].milliseconds)
+    ratio, ratio_both = (_ratio(found, best) for found in (one, both))
+    return OperatorCase(
+        name=name,
+        shape=shape,
+        forward={key: timing.milliseconds for key, timing in one.items()},
+        forward_backward={key: timing.milliseconds for key, timing in both.items()},
+        best=best,
+        ratio_forward=ratio and ratio.median,
+        ratio_forward_backward=ratio_both and ratio_both.median,
+        ratio_forward_quartiles=ratio and ratio[1:],
+        ratio_forward_backward_quartiles=ratio_both and ratio_both[1:],
+        missing=missing,
+    )
+
+
+def _ratio(times: dict[str, Timing], best: str) -> Quartiles | None:
+    return times["transformers"].over(times[best]) if "transformers" in times else None
+
+
+def rules_here() -> tuple[dict[str, Rule], list[str]]:
+    """What can be run on this machine, and what cannot."""
+    rules = {
+        name: ours(name)
+        for name in OURS
+        if name != "native" or native_library.library() is not None
+    }
+    missing = [name for name in OURS if name not in rules]
+    for name, package in PEERS.items():
+        if importlib.util.find_spec(package) is None:
+            missing.append(name)
+        else:
+            rules[name] = _transformers() if name == "transformers" else _fla_naive()
+    return rules, missing
+
+
+def make_inputs(shape: Shape, *, strong_decay: bool = False) -> Inputs:
+    """Random tokens; strong decays, down to -8, make numbers too small for a float."""
+    batch, seq, heads, d_head = shape
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    gates = (batch, seq, heads)
+    strong = -(torch.rand(gates, generator=generator) ** 4) * 8
+    return {
+        "query": F.normalize(normal(*gates, d_head), dim=-1) * d_head**-0.5,
+        "key": F.normalize(normal(*gates, d_head), dim=-1),
+        "value": normal(*gates, d_head),
+        "log_decay": strong if strong_decay else -normal(*gates).square() / 8,
+        "write_strength": normal(*gates).sigmoid(),
+        "initial_state": normal(batch, heads, d_head, d_head),
+    }
+
+
+def ours(implementation: Implementation) -> Rule:
+    """One of our implementations."""
+    return lambda inputs: gated_delta_rule(**inputs, implementation=implementation)
+
+
+def _transformers() -> Rule:
+    """What `transformers` runs where there is no GPU."""
+    from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
+
+    rule = inspect.unwrap(torch_chunk_gated_delta_rule)
+
+    def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
+        return rule(
+            inputs["query"] * inputs["query"].shape[-1] ** 0.5,  # it scales by itself
+            inputs["key"],
+            inputs["value"],
+            g=inputs["log_decay"],
+            beta=inputs["write_strength"],
+            initial_state=inputs["initial_state"],
+            output_final_state=True,
+            use_qk_l2norm_in_kernel=False,
+        )
+
+    return run
+
+
+def _fla_naive() -> Rule:
+    """The plain form `fla-core` tests its kernels against."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from fla.ops.gated_delta_rule.naive import naive_chunk_gated_delta_rule
+
+    def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
+        output, state = naive_chunk_gated_delta_rule(
+            inputs["query"],
+            inputs["key"],
+            inputs["value"],
+            g=inputs["log_decay"],
+            beta=inputs["write_strength"],
+            scale=1.0,
+            initial_state=inputs["initial_state"],
+            output_final_state=True,
+        )
+        assert state is not None
+        return output, state
+
+    return run

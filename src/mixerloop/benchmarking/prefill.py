@@ -1,0 +1,106 @@
+"""Prefill: how long a prompt takes under each loop, by the paper's protocol."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from mixerloop.benchmarking.measure import Quartiles, check_close, interleaved
+from mixerloop.config import ComputeDtype, preset
+from mixerloop.model.accounting import account_model, account_schedule
+from mixerloop.model.initialization import fresh_model
+from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.model.precision import compute_in
+
+LOOPS = ("no_loop", "mixer_loop", "full_loop")
+LENGTH = 1024
+WARMUP = 6
+REPEATS = 20
+CHECKED_TOKENS = 80
+AGREE = {
+    "float32": 1e-4,
+    "bfloat16": 2.0**-5,
+}  # logits of about one, six or more layers of rounding
+LAST = torch.tensor([-1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillCase:
+    """One size and batch: milliseconds of each loop, and what looping the mixer alone saves."""
+
+    size: str
+    batch: int
+    length: int
+    milliseconds: dict[str, Quartiles]
+    mixer_over_full: float
+    """How many times as many tokens a second the mixer loop reads as the full loop."""
+    mixer_over_full_quartiles: tuple[float, float]
+    flop_limit: float
+    """The same from the work of the projections alone, without the head."""
+
+
+class Prefill:
+    """The loops of one size, with the same weights."""
+
+    compute_dtype: ComputeDtype
+
+    def __init__(self, size: str, *, compute_dtype: ComputeDtype) -> None:
+        self.size, self.compute_dtype = size, compute_dtype
+        config = preset(size)
+        self.models = {
+            loop: fresh_model(replace(config, schedule=loop), seed=0).eval() for loop in LOOPS
+        }
+        account = account_model(config)
+        self.flop_limit = (
+            1
+            / account_schedule(
+                account, self.models["mixer_loop"].schedule, num_layers=config.num_layers
+            ).backbone_ratio_to_full_loop
+        )
+        self._check()
+
+    def measure(
+        self, batch: int, *, length: int = LENGTH, warmup: int = WARMUP, repeats: int = REPEATS
+    ) -> PrefillCase:
+        """Time the loops in turn; what is asked for is the logits after the last token."""
+        tokens = self._tokens(batch, length)
+        times = interleaved(
+            {
+                loop: lambda model=model: self._last_logits(model, tokens)
+                for loop, model in self.models.items()
+            },
+            warmup=warmup,
+            repeats=repeats,
+        )
+        ratio = times["full_loop"].over(times["mixer_loop"])
+        return PrefillCase(
+            size=self.size,
+            batch=batch,
+            length=length,
+            milliseconds={loop: timing.milliseconds for loop, timing in times.items()},
+            mixer_over_full=ratio.median,
+            mixer_over_full_quartiles=(ratio.lower, ratio.upper),
+            flop_limit=self.flop_limit,
+        )
+
+    def _check(self) -> None:
+        """What is timed gives the logits that the torch form gives in float32 for all tokens."""
+        tokens = self._tokens(1, CHECKED_TOKENS)
+        for loop, model in self.models.items():
+            plain = fresh_model(model.config, seed=0, implementation="chunked").eval()
+            with torch.inference_mode():
+                wanted = plain(tokens)[:, -1:]
+            check_close(
+                f"{self.size} {loop}",
+                self._last_logits(model, tokens),
+                wanted,
+                tolerance=AGREE[self.compute_dtype],
+            )
+
+    def _last_logits(self, model: LoopedLM, tokens: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode(), compute_in(self.compute_dtype, "cpu"):
+            return model(tokens, positions=LAST)
+
+    def _tokens(self, batch: int, length: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)
+        vocab_size = preset(self.size).vocab_size
+        return torch.randint(vocab_size, (batch, length), generator=generator)

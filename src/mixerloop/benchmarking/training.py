@@ -1,0 +1,168 @@
+"""Training: whole steps, against the matrix products that no step can do without."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from mixerloop.benchmarking.measure import Quartiles, interleaved
+from mixerloop.config import ComputeDtype, ImplementationChoice, ModelConfig, preset
+from mixerloop.data.batches import Batch
+from mixerloop.model.initialization import fresh_model
+from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.ops.sliced_cross_entropy import SLICE_TOKENS
+from mixerloop.training.engine import Engine
+from mixerloop.training.gradients import Computation, accumulate, clip
+from mixerloop.training.loss import SummedLoss
+from mixerloop.training.optimizer import make_optimizer
+from mixerloop.training.ranks import Ranks
+
+PEAK_LR, WEIGHT_DECAY, CLIP_NORM = 5e-4, 0.1, 1.0
+CHECKED_TOKENS = 80
+AGREE = 1e-4  # of the gradient's length, in float32
+Product = tuple[int, int, int]
+"""Tokens, inputs, outputs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainCase:
+    """One loop: a whole step, and its products alone."""
+
+    size: str
+    loop: str
+    batch: int
+    length: int
+    compute_dtype: ComputeDtype
+    step_milliseconds: Quartiles
+    gemm_milliseconds: Quartiles
+    tokens_per_second: float
+    gemm_floor_ratio: float
+    """Step time over the time of its projections' products, the head's among them."""
+    gemm_floor_ratio_quartiles: tuple[float, float]
+
+
+def measure_training(
+    size: str,
+    loop: str,
+    *,
+    batch: int,
+    length: int,
+    compute_dtype: ComputeDtype,
+    repeats: int,
+    implementation: ImplementationChoice = "auto",
+) -> TrainCase:
+    """Check the gradient against the torch form's in float32, then time steps and products."""
+    config = replace(preset(size), schedule=loop)
+    _check(config, compute_dtype, implementation)
+    model = fresh_model(config, seed=0, implementation=implementation)
+    step = training_step(model, batch, length, compute_dtype)
+    products = all_products(list(products_of(model, batch * length)), compute_dtype)
+    times = interleaved({"step": step, "products": products}, warmup=1, repeats=repeats)
+    ratio = times["step"].over(times["products"])
+    found = times["step"].milliseconds
+    return TrainCase(
+        size=size,
+        loop=loop,
+        batch=batch,
+        length=length,
+        compute_dtype=compute_dtype,
+        step_milliseconds=found,
+        gemm_milliseconds=times["products"].milliseconds,
+        tokens_per_second=1e3 * batch * length / found.median,
+        gemm_floor_ratio=ratio.median,
+        gemm_floor_ratio_quartiles=(ratio.lower, ratio.upper),
+    )
+
+
+def training_step(
+    model: LoopedLM, batch: int, length: int, compute_dtype: ComputeDtype
+) -> Callable[[], None]:
+    """All of a step but reading its batch: gradient, clipping, update."""
+    ranks = Ranks()
+    engine = Engine(SummedLoss(model), ranks=ranks, parallel="ddp")
+    optimizer = make_optimizer(model, peak_lr=PEAK_LR, weight_decay=WEIGHT_DECAY)
+    computation = Computation(micro_batch=batch, compute_dtype=compute_dtype, ranks=ranks)
+    windows = _windows(model.config.vocab_size, batch, length)
+    parameters = list(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        accumulate(engine, windows, computation)
+        clip(parameters, CLIP_NORM)
+        optimizer.step()
+
+    return step
+
+
+def products_of(model: LoopedLM, tokens: int) -> Iterator[Product]:
+    """The projections of one forward: each occurrence's, and the head slice by slice."""
+    for occurrence in model.schedule:
+        layer = model.layers[occurrence.layer]
+        sublayer = layer.mixer if occurrence.sublayer == "mixer" else layer.ffn
+        assert isinstance(sublayer, nn.Module)
+        for module in sublayer.modules():
+            if isinstance(module, nn.Linear):
+                yield tokens, module.in_features, module.out_features
+    for at in range(0, tokens, SLICE_TOKENS):
+        yield min(SLICE_TOKENS, tokens - at), model.config.d_model, model.config.vocab_size
+
+
+def all_products(products: list[Product], compute_dtype: ComputeDtype) -> Callable[[], None]:
+    """Run the products of a forward and of its backward, and nothing else.
+
+    Results go to memory that is there already: the floor pays for no allocation.
+    """
+    dtype = torch.bfloat16 if compute_dtype == "bfloat16" else torch.float32
+    operands: dict[Product, tuple[Tensor, ...]] = {}
+    for tokens, inputs, outputs in set(products):
+        shapes = (tokens, inputs), (outputs, inputs), (tokens, outputs)
+        operands[tokens, inputs, outputs] = (
+            *(torch.randn(shape).to(dtype) for shape in shapes),
+            *(torch.empty(shape, dtype=dtype) for shape in shapes),
+        )
+
+    def run() -> None:
+        for product in products:
+            x, weight, d_y, d_x, d_weight, y = operands[product]
+            torch.mm(x, weight.T, out=y)
+            torch.mm(d_y, weight, out=d_x)
+            torch.mm(d_y.T, x, out=d_weight)
+
+    return run
+
+
+def _check(
+    config: ModelConfig, compute_dtype: ComputeDtype, implementation: ImplementationChoice
+) -> None:
+    """In bfloat16 a gradient may be as far off as the torch form's in that type, and half more."""
+    wanted = _gradient(config, "float32", "chunked")
+    tolerance = AGREE
+    if compute_dtype != "float32":
+        tolerance = 1.5 * _distance(_gradient(config, compute_dtype, "chunked"), wanted)
+    off = _distance(_gradient(config, compute_dtype, implementation), wanted)
+    if not off <= tolerance:
+        raise FloatingPointError(
+            f"{config.schedule}: the gradient is off by {off:.1e} of its length, more than "
+            f"{tolerance:.1e}"
+        )
+
+
+def _gradient(
+    config: ModelConfig, compute_dtype: ComputeDtype, implementation: ImplementationChoice
+) -> Tensor:
+    model, ranks = fresh_model(config, seed=0, implementation=implementation), Ranks()
+    engine = Engine(SummedLoss(model), ranks=ranks, parallel="ddp")
+    computation = Computation(micro_batch=1, compute_dtype=compute_dtype, ranks=ranks)
+    accumulate(engine, _windows(config.vocab_size, 1, CHECKED_TOKENS), computation)
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return float((one - other).norm() / other.norm())
+
+
+def _windows(vocab_size: int, batch: int, length: int) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(vocab_size, (batch, length + 1), generator=generator).numpy()
+    return Batch(step=0, inputs=tokens[:, :-1].copy(), labels=tokens[:, 1:].copy())

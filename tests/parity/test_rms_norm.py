@@ -1,0 +1,50 @@
+import pytest
+import torch
+
+from mixerloop.config import Implementation
+from mixerloop.ops import native_library
+from mixerloop.ops.rms_norm import rms_norm
+
+pytestmark = pytest.mark.skipif(native_library.library() is None, reason="no compiled kernel")
+TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 2.0**-8}
+EPS = 1e-5
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1, 7), (3, 5, 20), (41, 288)], ids=str)
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 100.0])
+def test_native_matches_torch(shape, scale, dtype):
+    """What comes out may be bfloat16; what goes in is float32 or wider, and so is its gradient."""
+    wide = torch.promote_types(dtype, torch.float32)
+    x = (torch.randn(shape, dtype=torch.float64) * scale).to(wide)
+    weight = torch.randn(shape[-1], dtype=torch.float64).to(wide)
+    d_y = torch.randn(shape, dtype=torch.float64).to(dtype)
+    found = []
+    kinds: dict[Implementation, torch.dtype] = {"native": wide, "chunked": torch.float64}
+    for implementation, kind in kinds.items():
+        out = dtype if implementation == "native" else torch.float64
+        leaves = [tensor.to(kind).requires_grad_() for tensor in (x, weight)]
+        y = rms_norm(*leaves, eps=EPS, implementation=implementation, dtype=out)
+        assert y.dtype == out
+        found.append((y, *torch.autograd.grad(y, leaves, d_y.to(out))))
+    for one, other in zip(*found, strict=True):
+        error = (one.double() - other).abs().max() / other.abs().max().clamp_min(1)
+        assert error <= TOLERANCE[dtype]
+
+
+def test_one_token_without_gradients_is_the_same_bit_for_bit():
+    x, weight = torch.randn(3, 2, 40), torch.randn(40)
+    whole = rms_norm(x, weight, eps=EPS, implementation="native")
+    with torch.no_grad():
+        one = rms_norm(x[:, 1:], weight, eps=EPS, implementation="native")
+    assert torch.equal(whole[:, 1:], one)
+
+
+def test_torch_knows_the_operator():
+    x = torch.randn(5, 12, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(12, dtype=torch.float64, requires_grad=True)
+    torch.library.opcheck(
+        torch.ops.mixerloop.rms_norm.default,
+        (x, weight, EPS, torch.float64),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
