@@ -52,10 +52,14 @@ study: setup
 	@$(BIN)/mixerloop describe 15m --picture runs/first-look/loops.svg --json > runs/first-look/cost.json
 	@echo "done: two runs, the loops as a picture and their cost in runs/first-look"
 
+# A short version of all measurements; docs/performance.md has the long ones. Let nothing else run.
 bench: setup
+	$(BIN)/mixerloop bench operator --repeats 5
+	$(BIN)/mixerloop bench prefill --batches 1 8 --warmup 2 --repeats 5
+	$(BIN)/mixerloop bench decode --repeats 30
+	$(BIN)/mixerloop bench train --repeats 2
 	$(BIN)/python benchmarks/operator_memory.py
 	$(BIN)/python benchmarks/training_memory.py
-	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/data.py
 
 picture: setup

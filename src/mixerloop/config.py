@@ -13,8 +13,8 @@ from mixerloop.notation import notation, resolve
 from mixerloop.schedule import Schedule
 from mixerloop.strict import from_dict, one_line, suggest
 
-Implementation = Literal["recurrent", "chunked", "native"]
-ImplementationChoice = Literal["auto", "recurrent", "chunked", "native"]
+Implementation = Literal["recurrent", "chunked", "native", "fla"]
+ImplementationChoice = Literal["auto", "recurrent", "chunked", "native", "fla"]
 """The form of a mixer's recurrence; `auto` is the fastest there is."""
 ComputeDtype = Literal["float32", "bfloat16"]
 """What projections are computed in; weights, decays, norms and sums stay float32."""

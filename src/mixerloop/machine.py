@@ -4,6 +4,7 @@ import ctypes
 import os
 import platform
 import re
+import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,27 @@ def keep_freed_memory() -> None:
     libc.mallopt(M_MMAP_MAX, 0)
     libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
     libc.mallopt(M_TOP_PAD, TOP_PAD_BYTES)
+
+
+def busy_cores(seconds: float = 0.3) -> float | None:
+    """How many cores the whole machine keeps busy while this process waits; None if unknown."""
+    before = _processor_times()
+    time.sleep(seconds)
+    after = _processor_times()
+    if before is None or after is None:
+        return None
+    busy, idle = (after[index] - before[index] for index in (0, 1))
+    return (os.cpu_count() or 1) * busy / max(1, busy + idle)
+
+
+def _processor_times() -> tuple[int, int] | None:
+    """Ticks of all cores so far, at work and idle."""
+    path = Path("/proc/stat")
+    if not path.exists():
+        return None
+    ticks = [int(field) for field in path.read_text().split("\n", 1)[0].split()[1:9]]
+    idle = ticks[3] + ticks[4]
+    return sum(ticks) - idle, idle
 
 
 def facts() -> dict[str, Any]:

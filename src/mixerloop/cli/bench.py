@@ -1,6 +1,5 @@
 """`mixerloop bench`: how fast the operator, prefill, decoding and training are, as ratios."""
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -53,7 +52,7 @@ examples:
   mixerloop bench train
   mixerloop bench train --size 15m --loops mixer_loop --batch 1 --repeats 3
 """
-BUSY = 0.5  # of a core, in the last minute
+BUSY = 0.25  # of a core
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +74,7 @@ class Operator:
 
         _check_positive(repeats=self.repeats)
         _check_known("shape", self.shapes, tuple(SHAPES))
-        _begin()
+        busy = _begin()
         cases = [
             measure_operator(
                 name, SHAPES[name], repeats=self.repeats, strong_decay=self.strong_decay
@@ -83,7 +82,7 @@ class Operator:
             for name in self.shapes
         ]
         if self.json:
-            _print_json(shapes=cases, compute_dtype="float32", repeats=self.repeats)
+            _print_json(busy, shapes=cases, compute_dtype="float32", repeats=self.repeats)
         else:
             _header()
             for case in cases:
@@ -119,7 +118,7 @@ class Prefill:
             _check_positive(batches=batch)
         for size in self.sizes:
             preset(size)
-        _begin()
+        busy = _begin()
         cases = []
         for size in self.sizes:
             models = prefill.Prefill(size, compute_dtype=self.compute_dtype)
@@ -130,7 +129,7 @@ class Prefill:
                 cases.append(case)
                 print(f"{size}, batch {batch}: {case.mixer_over_full:.2f} x", file=sys.stderr)
         if self.json:
-            _print_json(cases=cases, compute_dtype=self.compute_dtype, repeats=self.repeats)
+            _print_json(busy, cases=cases, compute_dtype=self.compute_dtype, repeats=self.repeats)
         else:
             _header()
             _show_prefill(cases, self.compute_dtype)
@@ -156,7 +155,7 @@ class Decode:
         machine.keep_freed_memory()
         _check_positive(repeats=self.repeats)
         resolve(self.schedule, preset(self.size).num_layers)
-        _begin()
+        busy = _begin()
         found = measure_decode(
             self.size,
             self.schedule,
@@ -164,7 +163,7 @@ class Decode:
             recompute_repeats=max(3, self.repeats // 6),
         )
         if self.json:
-            _print_json(**asdict(found), compute_dtype="float32", repeats=self.repeats)
+            _print_json(busy, **asdict(found), compute_dtype="float32", repeats=self.repeats)
             return
         _header()
         table = _table("tokens before", "ms/token", "tokens/s", "to the first", "state KiB")
@@ -215,7 +214,7 @@ class Train:
         implementation = one_of(ImplementationChoice, self.implementation, "implementation")
         for loop in self.loops:
             resolve(loop, preset(self.size).num_layers)
-        _begin()
+        busy = _begin()
         cases = []
         for loop in self.loops:
             case = measure_training(
@@ -231,6 +230,7 @@ class Train:
             print(f"{self.size} {loop}: {case.gemm_floor_ratio:.2f}", file=sys.stderr)
         if self.json:
             _print_json(
+                busy,
                 cases=cases,
                 compute_dtype=self.compute_dtype,
                 repeats=self.repeats,
@@ -257,10 +257,12 @@ class Bench:
         self.what.run()
 
 
-def _begin() -> None:
-    """A busy machine is no place to measure; say so and go on."""
-    if (load := os.getloadavg()[0]) > BUSY:
-        print(f"something else is running here (load {load:.1f}); trust no figure", file=sys.stderr)
+def _begin() -> float | None:
+    """How many cores others keep busy; a busy machine is no place to measure, so say so."""
+    busy = machine.busy_cores()
+    if busy is not None and busy > BUSY:
+        print(f"others keep {busy:.1f} cores busy here; trust no figure", file=sys.stderr)
+    return busy
 
 
 def _check_positive(**numbers: int) -> None:
@@ -277,7 +279,9 @@ def _check_known(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
             raise ValueError(f"unknown {kind} '{name}'; {suggest(name, known)}")
 
 
-def _print_json(*, implementation: ImplementationChoice = "auto", **found: Any) -> None:
+def _print_json(
+    busy: float | None, *, implementation: ImplementationChoice = "auto", **found: Any
+) -> None:
     from mixerloop.ops.gated_delta_rule import choose_implementation
 
     facts = {key: found.pop(key) for key in ("compute_dtype", "repeats")}
@@ -288,9 +292,7 @@ def _print_json(*, implementation: ImplementationChoice = "auto", **found: Any) 
         else value
         for key, value in found.items()
     }
-    result["provenance"] = runs.provenance(
-        seed=0, implementation=chosen, load=os.getloadavg()[0], **facts
-    )
+    result["provenance"] = runs.provenance(seed=0, implementation=chosen, busy_cores=busy, **facts)
     print(runs.to_json(result), end="")
 
 
@@ -371,4 +373,4 @@ def _table(first: str, *others: str):
 def _print(table: object) -> None:
     from rich.console import Console
 
-    Console(highlight=False).print(table)
+    Console(highlight=False, width=None if sys.stdout.isatty() else 120).print(table)

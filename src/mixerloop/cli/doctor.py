@@ -13,7 +13,7 @@ examples:
   mixerloop doctor --json
 """
 EXTRAS = {
-    "fla": "the gated delta rule of flash-linear-attention, to compare with",
+    "fla": "the gated delta rule of flash-linear-attention, on a GPU or to compare with",
     "transformers": "the gated delta rule of transformers, to compare with",
     "wandb": "train.wandb",
 }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from mixerloop import runs
+from mixerloop import machine, runs
 from mixerloop.config import RunConfig
 from mixerloop.notation import notation, resolve
 
@@ -48,6 +48,7 @@ class Evaluate:
 
         if self.sequences < 1:
             raise ValueError(f"--sequences must be at least 1, got {self.sequences}")
+        machine.keep_freed_memory()
         folder = runs.find_checkpoint(self.run_path)
         model, config = load_model(folder)
         chosen = config.model.schedule if self.schedule is None else self.schedule

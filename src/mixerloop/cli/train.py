@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from mixerloop import config as configs
-from mixerloop import runs
+from mixerloop import machine, runs
 from mixerloop.cli.overrides import Overrides, given
 from mixerloop.cli.progress_line import ProgressLine, duration
 from mixerloop.config import RunConfig
@@ -58,6 +58,7 @@ class Train:
 
         from mixerloop.training.ranks import joined
 
+        machine.keep_freed_memory()
         _, train = run_config.for_training()
         with joined(train.device) as ranks:
             run, run_config = self._run_folder(run_config, ranks)

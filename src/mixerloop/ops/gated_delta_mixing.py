@@ -72,8 +72,14 @@ def gated_delta_mixing(
             conv_history=conv_history,
         )
     qkv, conv_history = short_convolution(x=tokens.qkv, weight=weights.conv, history=conv_history)
+    inputs = rule_inputs(tokens, qkv, weights)
+    if implementation == "fla":  # its kernels are made for tokens as narrow as the projections'
+        narrow = tokens.qkv.dtype
+        inputs = inputs._replace(
+            query=inputs.query.to(narrow), key=inputs.key.to(narrow), value=inputs.value.to(narrow)
+        )
     output, memory = gated_delta_rule(
-        **rule_inputs(tokens, qkv, weights)._asdict(),
+        **inputs._asdict(),
         initial_state=memory,
         implementation=implementation,
     )

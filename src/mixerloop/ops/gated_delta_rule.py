@@ -17,8 +17,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mixerloop.config import Implementation, ImplementationChoice
-from mixerloop.ops import native_library
+from mixerloop.ops import fla, native_library
 from mixerloop.ops.chunked import chunked_gated_delta_rule
+from mixerloop.ops.fla import fla_gated_delta_rule
 from mixerloop.ops.native import native_gated_delta_rule
 from mixerloop.ops.recurrent import recurrent_gated_delta_rule
 from mixerloop.strict import one_of
@@ -27,19 +28,38 @@ _IMPLEMENTATIONS: dict[Implementation, Callable[..., tuple[Tensor, Tensor]]] = {
     "recurrent": recurrent_gated_delta_rule,
     "chunked": chunked_gated_delta_rule,
     "native": native_gated_delta_rule,
+    "fla": fla_gated_delta_rule,
 }
 
 
-def choose_implementation(choice: ImplementationChoice) -> Implementation:
-    """The implementation a run will use from its first token to its last; `auto` is the fastest."""
+def choose_implementation(
+    choice: ImplementationChoice, device_type: str | None = None
+) -> Implementation:
+    """The implementation a run will use from its first token to its last; `auto` is the fastest.
+
+    Without a device only what is installed is looked at, and `auto` is meant for a CPU.
+    """
     chosen = one_of(ImplementationChoice, choice, "implementation")
     compiled = native_library.library() is not None
+    if chosen == "auto":
+        if device_type == "cuda":
+            return "fla" if fla.is_installed() else "chunked"
+        return "native" if compiled else "chunked"
     if chosen == "native" and not compiled:
         raise ValueError(
             "implementation native: this installation has no compiled kernel; install mixerloop "
             "again where there is a C++ compiler, or choose chunked"
         )
-    return ("native" if compiled else "chunked") if chosen == "auto" else chosen
+    if chosen == "native" and device_type == "cuda":
+        raise ValueError("implementation native runs on CPUs; choose fla or chunked for CUDA")
+    if chosen == "fla" and not fla.is_installed():
+        raise ValueError(
+            "implementation fla: flash-linear-attention is not installed: pip install "
+            "'mixerloop[fla]'"
+        )
+    if chosen == "fla" and device_type == "cpu" and not fla.is_interpreted():
+        raise ValueError("implementation fla needs a CUDA device; choose native or chunked")
+    return chosen
 
 
 def gated_delta_rule(
@@ -68,8 +88,10 @@ def gated_delta_rule(
     if initial_state is None:
         batch, _, heads, d_key = key.shape
         initial_state = value.new_zeros(batch, heads, d_key, value.shape[-1], dtype=state_dtype)
-    chosen = choose_implementation(implementation)
-    narrow = chosen == "native" and {query.dtype, key.dtype, value.dtype} == {torch.bfloat16}
+    chosen = choose_implementation(implementation, value.device.type)
+    narrow = chosen in ("native", "fla") and {query.dtype, key.dtype, value.dtype} == {
+        torch.bfloat16
+    }
     token_dtype = torch.bfloat16 if narrow and state_dtype == torch.float32 else state_dtype
     with torch.autocast(value.device.type, enabled=False):
         output, final_state = _IMPLEMENTATIONS[chosen](

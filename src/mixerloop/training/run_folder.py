@@ -21,16 +21,16 @@ from mixerloop.training.same_run import MAY_CHANGE, check_same_run
 from mixerloop.training.trainer import BYTES_PER_PARAMETER, open_data
 
 
-def settled(config: RunConfig) -> RunConfig:
+def settled(config: RunConfig, *, ranks: Ranks) -> RunConfig:
     """A config whose implementation is named: `auto` may mean another on another machine."""
     _, train = config.for_training()
-    named = choose_implementation(train.implementation)
+    named = choose_implementation(train.implementation, ranks.device.type)
     return dataclasses.replace(config, train=dataclasses.replace(train, implementation=named))
 
 
 def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
     """Make a run of fresh weights at step 0; only the first rank writes."""
-    config = settled(config)
+    config = settled(config, ranks=ranks)
     if not ranks.is_first:
         return config
     data, train = config.for_training()

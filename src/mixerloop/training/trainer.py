@@ -22,6 +22,7 @@ from mixerloop.config import RunConfig
 from mixerloop.data.batches import Batch, Batches, Windows, open_windows
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.checkpoint import load_model
+from mixerloop.ops.gated_delta_rule import choose_implementation
 from mixerloop.training import checkpoint
 from mixerloop.training.budget import Budget, budget_of
 from mixerloop.training.engine import Engine
@@ -69,6 +70,7 @@ class Trainer:
         tokenizer = Path(data.path) / runs.TOKENIZER
         self.tokenizer = tokenizer if tokenizer.is_file() else None
 
+        choose_implementation(train.implementation, ranks.device.type)  # or say why not
         folder = runs.find_checkpoint(run)
         self.model, saved = load_model(folder, implementation=train.implementation)
         check_same_run(saved, config, where=str(folder))

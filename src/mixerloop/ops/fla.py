@@ -1,0 +1,66 @@
+"""The gated delta rule of flash-linear-attention, for GPUs.
+
+Two of its Triton kernels: the chunked one, which has a backward, and for short pieces without
+gradients, as in decoding, the recurrent one. Normalising and scaling stay with the caller.
+"""
+
+import importlib.util
+import os
+import warnings
+from functools import cache
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+LONGEST_RECURRENT = 64  # tokens, one chunk of the other kernel
+
+
+def is_installed() -> bool:
+    """Whether flash-linear-attention and Triton are here."""
+    return all(importlib.util.find_spec(name) is not None for name in ("fla", "triton"))
+
+
+def is_interpreted() -> bool:
+    """Whether Triton runs its kernels in Python, on any machine and slowly."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def fla_gated_delta_rule(
+    *,
+    query: Float[Tensor, "batch seq heads d_key"],
+    key: Float[Tensor, "batch seq heads d_key"],
+    value: Float[Tensor, "batch seq heads d_value"],
+    log_decay: Float[Tensor, "batch seq heads"],
+    write_strength: Float[Tensor, "batch seq heads"],
+    initial_state: Float[Tensor, "batch heads d_key d_value"],
+) -> tuple[Float[Tensor, "batch seq heads d_value"], Float[Tensor, "batch heads d_key d_value"]]:
+    """The rule in float32, on tokens in float32 or bfloat16."""
+    if initial_state.dtype == torch.float64:
+        raise ValueError("implementation fla computes in float32; choose chunked for float64")
+    inputs = (query, key, value, log_decay, write_strength, initial_state)
+    wants_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    chunked, recurrent = _kernels()
+    rule = chunked if wants_gradient or key.shape[1] > LONGEST_RECURRENT else recurrent
+    return rule(
+        query.contiguous(),
+        key.contiguous(),
+        value.contiguous(),
+        g=log_decay.contiguous(),
+        beta=write_strength.contiguous(),
+        scale=1.0,
+        initial_state=initial_state.contiguous(),
+        output_final_state=True,
+    )
+
+
+@cache
+def _kernels() -> tuple[Any, Any]:
+    with warnings.catch_warnings():  # on a machine without a GPU it says so, at length
+        warnings.simplefilter("ignore")
+        from fla.ops.gated_delta_rule import (
+            chunk_gated_delta_rule,
+            fused_recurrent_gated_delta_rule,
+        )
+    return chunk_gated_delta_rule, fused_recurrent_gated_delta_rule

@@ -1,0 +1,146 @@
+"""`mixerloop bench`: it runs, it says what it should, and it checks before it times.
+
+How fast anything is, is not tested: machines are shared. `make bench` measures.
+"""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from mixerloop.benchmarking import measure, operator, training
+from mixerloop.benchmarking.measure import Quartiles, Timing, check_close
+from mixerloop.config import preset
+from mixerloop.model.gated_delta_net import GatedDeltaNet
+from mixerloop.model.initialization import fresh_model
+from mixerloop.ops import native_library
+
+NANO = {
+    "prefill": ("--sizes", "nano", "--batches", "1", "2", "--length", "40", "--warmup", "1"),
+    "decode": ("--size", "nano"),
+    "train": ("--size", "nano", "--batch", "2", "--length", "40", "--compute-dtype", "bfloat16"),
+}
+
+
+@pytest.fixture
+def run_cli():
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "mixerloop", *arguments], capture_output=True, text=True
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("what", NANO)
+def test_the_figures_as_json(run_cli, what):
+    done = run_cli("bench", what, *NANO[what], "--repeats", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {"commit", "machine", "seed", "implementation", "compute_dtype", "busy_cores"} <= set(
+        found["provenance"]
+    )
+    cases = found["cases"]
+    if what == "prefill":
+        assert [(case["size"], case["batch"]) for case in cases] == [("nano", 1), ("nano", 2)]
+        for case in cases:
+            low, high = case["mixer_over_full_quartiles"]
+            assert 0 < low <= case["mixer_over_full"] <= high
+            assert set(case["milliseconds"]) == {"no_loop", "mixer_loop", "full_loop"}
+            assert case["flop_limit"] > 1
+    elif what == "decode":
+        assert [case["prefix"] for case in cases] == [64, 512, 1024, 2048, 8192]
+        assert len({case["state_bytes"] for case in cases}) == 1
+        assert found["recompute_over_decode"] > 0
+    else:
+        assert [case["loop"] for case in cases] == ["no_loop", "mixer_loop", "full_loop"]
+        assert all(case["gemm_floor_ratio"] > 0 for case in cases)
+
+
+@pytest.mark.slow
+def test_the_operator_beside_its_peers(run_cli):
+    done = run_cli("bench", "operator", "--shapes", "15m", "--repeats", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    (shape,) = json.loads(done.stdout)["shapes"]
+    assert shape["shape"] == [4, 1024, 4, 72]
+    there = {name for name, package in operator.PEERS.items() if importlib.util.find_spec(package)}
+    assert there <= set(shape["forward"])
+    assert set(operator.PEERS) - there <= set(shape["missing"])
+    ratios = (shape["ratio_forward"], shape["ratio_forward_backward"])
+    assert all(ratio > 0 for ratio in ratios) if "transformers" in there else ratios == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("prefill", "--sizes", "15n"), "unknown preset '15n'; did you mean 15m?"),
+        (("prefill", "--batches", "0"), "--batches must be at least 1, got 0"),
+        (("train", "--loops", "mixer_lop"), "did you mean"),
+        (("train", "--repeats", "0"), "--repeats must be at least 1"),
+        (("operator", "--shapes", "15n"), "unknown shape '15n'; did you mean 15m?"),
+        (("decode", "--schedule", "7x(A F)"), "the model has 6"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(run_cli, arguments, message):
+    done = run_cli("bench", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not done.stdout
+
+
+def test_a_peer_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr(operator.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(native_library, "library", lambda: None)
+    rules, missing = operator.rules_here()
+    assert list(rules) == ["chunked"]
+    assert missing == ["native", "transformers", "fla_naive"]
+
+
+def test_what_computes_something_else_is_not_timed(monkeypatch):
+    wrong = operator.ours("chunked")
+
+    def off(inputs):
+        output, state = wrong(inputs)
+        return output + 1e-2, state
+
+    monkeypatch.setattr(operator, "rules_here", lambda: ({"chunked": wrong, "off": off}, []))
+    with pytest.raises(FloatingPointError, match="tiny: off computes something else"):
+        operator.measure_operator("tiny", (1, 20, 1, 8), repeats=1)
+    with pytest.raises(FloatingPointError, match="off by nan"):
+        check_close("it", torch.tensor([float("nan")]), torch.zeros(1), tolerance=1.0)
+
+
+def test_ratios_are_taken_round_by_round():
+    fast, slow = Timing((1.0, 2.0, 4.0)), Timing((3.0, 6.0, 12.0))
+    assert slow.over(fast) == Quartiles(3.0, 3.0, 3.0)
+    assert fast.milliseconds == Quartiles(2000.0, 1500.0, 3000.0)
+    assert Timing((2.0,)).milliseconds == Quartiles(2000.0, 2000.0, 2000.0)
+
+
+def test_the_products_are_those_of_the_schedule():
+    """The floor's work, counted by hand from the accounting of a token."""
+    model = fresh_model(preset("nano"), seed=0)
+    tokens = 700  # two slices of the head
+    products = list(training.products_of(model, tokens))
+    macs = sum(n * inputs * outputs for n, inputs, outputs in products)
+    layer = model.layers[0]
+    assert isinstance(layer.mixer, GatedDeltaNet)
+    conv = layer.mixer.qkv_conv.numel()
+    num_mixer = sum(occurrence.sublayer == "mixer" for occurrence in model.schedule)
+    num_ffn = len(model.schedule) - num_mixer
+    backbone = num_mixer * (layer.mixer.cost().projection_macs - conv)
+    backbone += num_ffn * layer.ffn.cost().projection_macs
+    head = model.config.d_model * model.config.vocab_size
+    assert macs == tokens * (backbone + head)
+    assert sum(outputs == model.config.vocab_size for _, _, outputs in products) == 2
+
+
+def test_in_turn_means_in_turn():
+    calls = []
+    functions = {name: (lambda name=name: calls.append(name)) for name in "ab"}
+    measure.interleaved(functions, warmup=1, repeats=2)
+    assert calls == ["a", "b"] * 3

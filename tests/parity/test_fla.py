@@ -1,0 +1,98 @@
+"""The rule of flash-linear-attention. Without a GPU its recurrent kernel can run in Python.
+
+What this cannot try: the chunked kernel, gradients, and anything on CUDA.
+"""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from mixerloop.ops import fla
+from mixerloop.ops.gated_delta_rule import choose_implementation, gated_delta_rule
+
+INSTALLED = fla.is_installed()
+needs_fla = pytest.mark.skipif(not INSTALLED, reason="flash-linear-attention is not installed")
+UNDER_INTERPRETER = """
+import itertools, sys, torch
+sys.path.insert(0, sys.argv[1])
+from test_gated_delta_rule import make_inputs
+from mixerloop.ops.gated_delta_rule import gated_delta_rule
+
+torch.set_grad_enabled(False)
+for seq, sizes in itertools.product((1, 5, 17), ((16, 16), (72, 72), (16, 40))):
+    inputs = {k: v for k, v in make_inputs(seq=seq, sizes=sizes, batch=1).items() if v is not None}
+    wanted = gated_delta_rule(**inputs, implementation="recurrent")
+    for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 2.0**-6)):
+        tokens = {k: v.to(dtype) if v.ndim == 4 and k != "initial_state" else v.float()
+                  for k, v in inputs.items()}
+        found = gated_delta_rule(**tokens, implementation="fla")
+        assert found[0].dtype == dtype
+        for one, other in zip(found, wanted, strict=True):
+            error = (one.double() - other).abs().max() / other.abs().max().clamp_min(1)
+            assert error < bound, (seq, sizes, dtype, float(error))
+print("agree")
+"""
+
+
+@pytest.mark.slow
+@needs_fla
+def test_the_recurrent_kernel_computes_the_rule(request):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", UNDER_INTERPRETER, request.path.parent],
+        env={"TRITON_INTERPRET": "1", "PATH": "", "HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "agree", done.stderr
+
+
+@needs_fla
+def test_it_is_refused_on_a_cpu(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    one = torch.zeros(1, 1, 1, 2)
+    gate = torch.zeros(1, 1, 1)
+    with pytest.raises(ValueError, match="fla needs a CUDA device; choose native or chunked"):
+        gated_delta_rule(
+            query=one,
+            key=one,
+            value=one,
+            log_decay=gate,
+            write_strength=gate,
+            implementation="fla",
+        )
+
+
+def test_auto_on_cuda_is_fla_where_it_is_installed(monkeypatch):
+    found = {"fla": True}
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: object() if found["fla"] else None
+    )
+    assert choose_implementation("auto", "cuda") == "fla"
+    found["fla"] = False
+    assert choose_implementation("auto", "cuda") == "chunked"
+    with pytest.raises(ValueError, match=r"not installed: pip install 'mixerloop\[fla\]'"):
+        choose_implementation("fla", "cuda")
+
+
+def test_the_native_kernel_is_refused_on_cuda(monkeypatch):
+    from mixerloop.ops import native_library
+
+    monkeypatch.setattr(native_library, "library", lambda: object())
+    with pytest.raises(ValueError, match="native runs on CPUs; choose fla or chunked"):
+        choose_implementation("native", "cuda")
+
+
+def test_float64_is_refused(monkeypatch):
+    wide = torch.zeros(1, 1, 1, 2, dtype=torch.float64)
+    with pytest.raises(ValueError, match="fla computes in float32; choose chunked"):
+        fla.fla_gated_delta_rule(
+            query=wide,
+            key=wide,
+            value=wide,
+            log_decay=wide[..., 0],
+            write_strength=wide[..., 0],
+            initial_state=torch.zeros(1, 1, 2, 2, dtype=torch.float64),
+        )
