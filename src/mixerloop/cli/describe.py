@@ -140,5 +140,5 @@ def _print_tables(
         "[dim]A mixer, F ffn; MACs with weights, the head's "
         f"{model.head_macs_per_token / 1e6:.2f} M included; to full loop without the head, saved "
         "with it; rule: the recurrence itself; state: what decoding keeps of a sequence; train: "
-        "what autograd keeps of a token; both in float32.[/dim]"
+        "what autograd keeps of a token in the torch form; both in float32.[/dim]"
     )
