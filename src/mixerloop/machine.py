@@ -41,25 +41,34 @@ def keep_freed_memory() -> None:
     libc.mallopt(M_TOP_PAD, TOP_PAD_BYTES)
 
 
-def busy_cores(seconds: float = 0.3) -> float | None:
-    """How many cores the whole machine keeps busy while this process waits; None if unknown."""
-    before = _processor_times()
-    time.sleep(seconds)
-    after = _processor_times()
-    if before is None or after is None:
-        return None
-    busy, idle = (after[index] - before[index] for index in (0, 1))
-    return (os.cpu_count() or 1) * busy / max(1, busy + idle)
+class Neighbours:
+    """Watches, from now on, how busy others keep this machine."""
+
+    def __init__(self) -> None:
+        self._began, self._busy, self._own = time.monotonic(), _busy_seconds(), _own_seconds()
+
+    def busy_cores(self) -> float | None:
+        """Cores that others kept busy so far, on average; None where the system does not say."""
+        busy = _busy_seconds()
+        if busy is None or self._busy is None:
+            return None
+        others = busy - self._busy - (_own_seconds() - self._own)
+        return max(0.0, others / max(1e-3, time.monotonic() - self._began))
 
 
-def _processor_times() -> tuple[int, int] | None:
-    """Ticks of all cores so far, at work and idle."""
+def _busy_seconds() -> float | None:
+    """Processor time that everything on this machine has used, stolen time included."""
     path = Path("/proc/stat")
     if not path.exists():
         return None
-    ticks = [int(field) for field in path.read_text().split("\n", 1)[0].split()[1:9]]
-    idle = ticks[3] + ticks[4]
-    return sum(ticks) - idle, idle
+    user, nice, system, _idle, _wait, *others = path.read_text().split("\n", 1)[0].split()[1:9]
+    ticks = sum(map(int, (user, nice, system, *others)))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _own_seconds() -> float:
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
 
 
 def facts() -> dict[str, Any]:

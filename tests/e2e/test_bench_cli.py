@@ -81,6 +81,9 @@ def test_the_operator_beside_its_peers(run_cli):
         (("train", "--loops", "mixer_lop"), "did you mean"),
         (("train", "--repeats", "0"), "--repeats must be at least 1"),
         (("operator", "--shapes", "15n"), "unknown shape '15n'; did you mean 15m?"),
+        (("operator", "--shapes"), "name at least one shape"),
+        (("prefill", "--batches"), "name at least one batch"),
+        (("train", "--loops"), "name at least one loop"),
         (("decode", "--schedule", "7x(A F)"), "the model has 6"),
     ],
 )
@@ -110,8 +113,36 @@ def test_what_computes_something_else_is_not_timed(monkeypatch):
     monkeypatch.setattr(operator, "rules_here", lambda: ({"chunked": wrong, "off": off}, []))
     with pytest.raises(FloatingPointError, match="tiny: off computes something else"):
         operator.measure_operator("tiny", (1, 20, 1, 8), repeats=1)
+
+
+def test_a_wrong_gradient_is_not_timed(monkeypatch):
+    right = operator.ours("chunked")
+
+    def off(inputs):
+        return right(inputs | {"key": inputs["key"].detach() + 0 * inputs["key"]})
+
+    monkeypatch.setattr(operator, "rules_here", lambda: ({"chunked": right, "off": off}, []))
+    with pytest.raises(FloatingPointError, match="tiny: off computes something else"):
+        operator.measure_operator("tiny", (1, 20, 1, 8), repeats=1)
+
+
+def test_what_is_no_number_is_not_close():
     with pytest.raises(FloatingPointError, match="off by nan"):
         check_close("it", torch.tensor([float("nan")]), torch.zeros(1), tolerance=1.0)
+
+
+def test_a_wrong_gradient_of_one_small_weight_stops_the_training_benchmark(monkeypatch):
+    real = training._gradients
+
+    def off(config, compute_dtype, implementation):
+        found = real(config, compute_dtype, implementation)
+        if implementation == "native":
+            found["layers.0.mixer.A_log"] = found["layers.0.mixer.A_log"] * 1.01
+        return found
+
+    monkeypatch.setattr(training, "_gradients", off)
+    with pytest.raises(FloatingPointError, match=r"gradient of layers\.0\.mixer\.A_log is off"):
+        training._check(preset("nano"), "float32", "native")
 
 
 def test_ratios_are_taken_round_by_round():

@@ -117,3 +117,48 @@ def test_a_label_outside_the_vocabulary_is_refused(label):
     labels = torch.tensor([0, label, 4, NOT_SCORED])
     with pytest.raises(ValueError, match=f"label {label} is outside the vocabulary of 5"):
         sliced_cross_entropy(x=torch.zeros(4, 3), weight=torch.zeros(5, 3), labels=labels)
+
+
+@pytest.mark.skipif(native_library.library() is None, reason="no compiled kernel")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_rows_on_every_instruction_set(instruction_set, dtype):
+    logits = (torch.randn(21, 77, dtype=torch.float64) * 5).to(dtype)
+    labels = torch.randint(77, (21,))
+    labels[::4] = NOT_SCORED
+    wanted, d_wanted = module._torch(logits.double(), labels, with_gradient=True)
+    place = logits.clone()
+    losses = module._native(place, labels, True)
+    bound = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 2e-6}[dtype]
+    assert (losses.double() - wanted).abs().max() <= bound * wanted.abs().max()
+    assert (place.double() - d_wanted).abs().max() <= max(bound, torch.finfo(dtype).eps)
+    place = logits.clone()
+    assert torch.equal(module._native(place, labels, False), losses)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_without_gradients_none_are_computed(monkeypatch, implementation):
+    asked = []
+    for name in ("_torch", "_native"):
+        real = getattr(module, name)
+
+        def watch(*arguments, real=real, **named):
+            asked.append(named.get("with_gradient", arguments[-1]))
+            return real(*arguments, **named)
+
+        monkeypatch.setattr(module, name, watch)
+    x, weight, labels = make_inputs(20, torch.float32)
+    with torch.no_grad():
+        loss = sliced_cross_entropy(
+            x=x, weight=weight, labels=labels, implementation=implementation
+        )
+    assert asked == [False]
+    assert not loss.requires_grad
+
+
+@pytest.mark.skipif(native_library.library() is None, reason="no compiled kernel")
+def test_torch_knows_the_operator():
+    torch.library.opcheck(
+        torch.ops.mixerloop.cross_entropy_.default,
+        (torch.randn(5, 9), torch.randint(9, (5,)), True),
+        test_utils=("test_schema", "test_faketensor"),
+    )

@@ -11,7 +11,7 @@ TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 2.0**-8}
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("shape", [(1, 2), (3, 7, 34), (2, 5, 64), (40, 1536)], ids=str)
-def test_native_matches_torch(shape, dtype):
+def test_native_matches_torch(instruction_set, shape, dtype):
     found = []
     x = (torch.randn(shape, dtype=torch.float64) * 4).to(dtype)
     d_y = torch.randn(*shape[:-1], shape[-1] // 2, dtype=torch.float64).to(dtype)
@@ -31,6 +31,12 @@ def test_a_view_is_read_as_what_it_is():
     one = swiglu(x[:, ::2], implementation="native")
     other = swiglu(x[:, ::2], implementation="chunked")
     torch.testing.assert_close(one, other, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("implementation", ["native", "chunked"])
+def test_an_odd_width_is_refused(implementation):
+    with pytest.raises(ValueError, match="gate and up must be of one width, got 7 for both"):
+        swiglu(torch.ones(3, 7), implementation=implementation)
 
 
 def test_torch_knows_the_operator():

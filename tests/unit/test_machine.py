@@ -30,3 +30,21 @@ def test_no_cpuinfo_is_no_problem(monkeypatch):
     monkeypatch.setattr(machine, "_cpuinfo", lambda: "")
     machine.settle()
     assert machine.facts()["processor"]
+
+
+def test_what_others_use_is_all_but_our_own(monkeypatch):
+    clock = {"now": 100.0, "all": 50.0, "own": 10.0}
+    monkeypatch.setattr(machine.time, "monotonic", lambda: clock["now"])
+    monkeypatch.setattr(machine, "_busy_seconds", lambda: clock["all"])
+    monkeypatch.setattr(machine, "_own_seconds", lambda: clock["own"])
+    neighbours = machine.Neighbours()
+    clock.update({"now": 110.0, "all": 70.0, "own": 25.0})
+    assert neighbours.busy_cores() == 0.5
+    clock["all"] = None
+    assert neighbours.busy_cores() is None
+
+
+def test_elsewhere_than_on_glibc_freed_memory_is_left_alone(monkeypatch):
+    monkeypatch.setattr(machine.platform, "libc_ver", lambda: ("", ""))
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: pytest.fail("called"))
+    machine.keep_freed_memory()

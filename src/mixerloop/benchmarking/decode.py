@@ -12,7 +12,7 @@ from mixerloop.model.initialization import fresh_model
 PREFIXES = (64, 512, 1024, 2048, 8192)
 RECOMPUTED_PREFIX = 1024
 TOKENS_IN_A_ROW = 8
-AGREE = 1e-5
+AGREE = 1e-4  # two implementations in float32, over all layers and a thousand tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,8 @@ def measure_decode(
     last = torch.tensor([-1])
     whole = tokens[:, : n + 1]
     decoded, _ = advance(model, whole[:, -1:], states[n])
-    check_close("decoding", decoded, model(whole, positions=last), tolerance=AGREE)
+    plain = fresh_model(model.config, seed=0, implementation="chunked").eval()
+    check_close("decoding", decoded, plain(whole, positions=last), tolerance=AGREE)
 
     token = tokens[:, -1:]
     times = interleaved(

@@ -58,6 +58,8 @@ def interleaved(
 
 def check_close(what: str, got: Tensor, wanted: Tensor, *, tolerance: float) -> None:
     """Nothing is timed that computes something else; relative to the largest value, at least 1."""
+    if got.shape != wanted.shape:
+        raise FloatingPointError(f"{what}: {tuple(got.shape)} instead of {tuple(wanted.shape)}")
     error = (got - wanted).abs().max() / wanted.abs().max().clamp_min(1)
     if not error <= tolerance:
         raise FloatingPointError(f"{what} computes something else: off by {error:.1e}")

@@ -53,26 +53,29 @@ def measure_operator(
     """Check that all compute the same, then time them in turn."""
     inputs = make_inputs(shape, strong_decay=strong_decay)
     rules, missing = rules_here()
-    reference = ours("chunked")(inputs)
-    for other, rule in rules.items():
-        with torch.no_grad():
-            found = rule(inputs)
-        for got, wanted in zip(found, reference, strict=True):
-            check_close(f"{name}: {other}", got, wanted, tolerance=AGREE)
-    leaves = {key: tensor.clone().requires_grad_() for key, tensor in inputs.items()}
+    scaled = inputs | {"query": inputs["query"] * shape[-1] ** 0.5}
+    given = {key: scaled if key == "transformers" else inputs for key in rules}
+    cotangents = [torch.randn_like(tensor) for tensor in (inputs["value"], inputs["initial_state"])]
 
     @torch.no_grad()
-    def forward(rule: Rule) -> None:
-        rule(inputs)
+    def forward(key: str) -> tuple[Tensor, ...]:
+        return rules[key](given[key])
 
-    def forward_backward(rule: Rule) -> None:
-        output, state = rule(leaves)
-        torch.autograd.grad(output.sum() + state.sum(), list(leaves.values()))
+    def forward_backward(key: str) -> tuple[Tensor, ...]:
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in given[key].items()}
+        return torch.autograd.grad(rules[key](leaves), list(leaves.values()), cotangents)
 
+    wanted = (*forward("chunked"), *forward_backward("chunked"))
+    for key in rules:
+        d_query, *gradients = forward_backward(key)
+        if key == "transformers":
+            d_query = d_query * shape[-1] ** 0.5
+        for got, right in zip((*forward(key), d_query, *gradients), wanted, strict=True):
+            check_close(f"{name}: {key}", got, right, tolerance=AGREE)
     times = interleaved(
         {
-            (key, run): (lambda rule=rule, run=run: run(rule))
-            for key, rule in rules.items()
+            (key, run): (lambda key=key, run=run: run(key))
+            for key in rules
             for run in (forward, forward_backward)
         },
         warmup=2,
@@ -151,7 +154,7 @@ def _transformers() -> Rule:
 
     def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
         return rule(
-            inputs["query"] * inputs["query"].shape[-1] ** 0.5,  # it scales by itself
+            inputs["query"],  # it scales by itself, so it gets one that is not scaled
             inputs["key"],
             inputs["value"],
             g=inputs["log_decay"],

@@ -20,7 +20,6 @@ AGREE = {
     "float32": 1e-4,
     "bfloat16": 2.0**-5,
 }  # logits of about one, six or more layers of rounding
-LAST = torch.tensor([-1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +97,7 @@ class Prefill:
 
     def _last_logits(self, model: LoopedLM, tokens: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode(), compute_in(self.compute_dtype, "cpu"):
-            return model(tokens, positions=LAST)
+            return model(tokens, positions=torch.tensor([-1]))
 
     def _tokens(self, batch: int, length: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(0)

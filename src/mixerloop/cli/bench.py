@@ -74,13 +74,14 @@ class Operator:
 
         _check_positive(repeats=self.repeats)
         _check_known("shape", self.shapes, tuple(SHAPES))
-        busy = _begin()
+        neighbours = machine.Neighbours()
         cases = [
             measure_operator(
                 name, SHAPES[name], repeats=self.repeats, strong_decay=self.strong_decay
             )
             for name in self.shapes
         ]
+        busy = _warn_if_busy(neighbours)
         if self.json:
             _print_json(busy, shapes=cases, compute_dtype="float32", repeats=self.repeats)
         else:
@@ -114,11 +115,13 @@ class Prefill:
 
         machine.keep_freed_memory()
         _check_positive(length=self.length, repeats=self.repeats, warmup=self.warmup)
+        _check_some("batch", self.batches)
+        _check_some("size", self.sizes)
         for batch in self.batches:
             _check_positive(batches=batch)
         for size in self.sizes:
             preset(size)
-        busy = _begin()
+        neighbours = machine.Neighbours()
         cases = []
         for size in self.sizes:
             models = prefill.Prefill(size, compute_dtype=self.compute_dtype)
@@ -128,6 +131,7 @@ class Prefill:
                 )
                 cases.append(case)
                 print(f"{size}, batch {batch}: {case.mixer_over_full:.2f} x", file=sys.stderr)
+        busy = _warn_if_busy(neighbours)
         if self.json:
             _print_json(busy, cases=cases, compute_dtype=self.compute_dtype, repeats=self.repeats)
         else:
@@ -155,13 +159,14 @@ class Decode:
         machine.keep_freed_memory()
         _check_positive(repeats=self.repeats)
         resolve(self.schedule, preset(self.size).num_layers)
-        busy = _begin()
+        neighbours = machine.Neighbours()
         found = measure_decode(
             self.size,
             self.schedule,
             repeats=self.repeats,
             recompute_repeats=max(3, self.repeats // 6),
         )
+        busy = _warn_if_busy(neighbours)
         if self.json:
             _print_json(busy, **asdict(found), compute_dtype="float32", repeats=self.repeats)
             return
@@ -199,7 +204,7 @@ class Train:
     compute_dtype: ComputeDtype = "bfloat16"
     """The type of the projections."""
     implementation: str = "auto"
-    """native, chunked or recurrent."""
+    """auto, native, chunked or recurrent."""
     repeats: int = 5
     """Timed steps."""
     json: bool = False
@@ -212,9 +217,10 @@ class Train:
         machine.keep_freed_memory()
         _check_positive(batch=self.batch, length=self.length, repeats=self.repeats)
         implementation = one_of(ImplementationChoice, self.implementation, "implementation")
+        _check_some("loop", self.loops)
         for loop in self.loops:
             resolve(loop, preset(self.size).num_layers)
-        busy = _begin()
+        neighbours = machine.Neighbours()
         cases = []
         for loop in self.loops:
             case = measure_training(
@@ -228,6 +234,7 @@ class Train:
             )
             cases.append(case)
             print(f"{self.size} {loop}: {case.gemm_floor_ratio:.2f}", file=sys.stderr)
+        busy = _warn_if_busy(neighbours)
         if self.json:
             _print_json(
                 busy,
@@ -257,11 +264,11 @@ class Bench:
         self.what.run()
 
 
-def _begin() -> float | None:
-    """How many cores others keep busy; a busy machine is no place to measure, so say so."""
-    busy = machine.busy_cores()
+def _warn_if_busy(neighbours: machine.Neighbours) -> float | None:
+    """How many cores others kept busy; a busy machine is no place to measure, so say so."""
+    busy = neighbours.busy_cores()
     if busy is not None and busy > BUSY:
-        print(f"others keep {busy:.1f} cores busy here; trust no figure", file=sys.stderr)
+        print(f"others kept {busy:.1f} cores busy meanwhile; trust no figure", file=sys.stderr)
     return busy
 
 
@@ -271,9 +278,15 @@ def _check_positive(**numbers: int) -> None:
             raise ValueError(f"--{name} must be at least 1, got {value}")
 
 
+def _check_some(kind: str, given: Sequence[object]) -> None:
+    if not given:
+        raise ValueError(f"name at least one {kind}")
+
+
 def _check_known(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
     from mixerloop.strict import suggest
 
+    _check_some(kind, given)
     for name in given:
         if name not in known:
             raise ValueError(f"unknown {kind} '{name}'; {suggest(name, known)}")
@@ -321,11 +334,13 @@ def _show_operator(case: "OperatorCase") -> None:
             "fast as the transformers fallback"
         )
     for name in case.missing:
-        print(f"{name} is not here: mixerloop doctor says why, make peers installs the others'")
+        print(f"{name} is missing: see mixerloop doctor; make peers installs other people's rules")
 
 
 def _show_prefill(cases: "list[PrefillCase]", compute_dtype: str) -> None:
-    table = _table("size", "batch", "no loop, ms", "mixer, ms", "full, ms", "mixer over full")
+    table = _table(
+        *("size", "batch", "no loop, ms", "mixer, ms", "full, ms", "mixer over full", "by work")
+    )
     for case in cases:
         low, high = case.mixer_over_full_quartiles
         table.add_row(
@@ -333,11 +348,12 @@ def _show_prefill(cases: "list[PrefillCase]", compute_dtype: str) -> None:
             str(case.batch),
             *(_spread(found) for found in case.milliseconds.values()),
             f"{case.mixer_over_full:.2f} x [{low:.2f}, {high:.2f}]",
+            f"{case.flop_limit:.2f} x",
         )
     _print(table)
     print(
-        f"{cases[0].length:,} tokens, last-token logits, {compute_dtype}; the work of the "
-        f"projections alone would allow {cases[0].flop_limit:.2f} x"
+        f"{cases[0].length:,} tokens, last-token logits, {compute_dtype}; by work: what the "
+        "projections alone would allow"
     )
     print(f"the paper, on a GPU: {paper.PREFILL}")
 

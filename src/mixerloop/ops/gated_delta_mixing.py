@@ -62,6 +62,7 @@ def gated_delta_mixing(
     Float[Tensor, "batch width-1 3*d_inner"],
 ]:
     """Mix a sequence; returns the mixed tokens and the memory and history to go on from."""
+    _check(tokens, weights, memory=memory, conv_history=conv_history)
     if implementation == "native" and weights.conv.shape[1] <= LARGEST_WIDTH:
         return native_gated_delta_mixing(
             *tokens,
@@ -118,6 +119,34 @@ def gated_norm(output: Tensor, gate: Tensor, weights: MixingWeights, norm_eps: f
     wide = output.to(torch.promote_types(output.dtype, torch.float32))
     normed = F.rms_norm(wide, weights.norm.shape, weights.norm, norm_eps)
     return normed.flatten(-2) * F.silu(gate)
+
+
+def _check(
+    tokens: Projected,
+    weights: MixingWeights,
+    *,
+    memory: Tensor | None,
+    conv_history: Tensor | None,
+) -> None:
+    """Refuse tensors that do not fit together, by name; the native form trusts these sizes."""
+    batch, seq, _ = tokens.gate.shape
+    (heads,), (d_head,), width = weights.A_log.shape, weights.norm.shape, weights.conv.shape[1]
+    d_inner = heads * d_head
+    if seq == 0:
+        raise ValueError("the sequence is empty")
+    expected = {
+        "qkv": (tokens.qkv, (batch, seq, 3 * d_inner)),
+        "gate": (tokens.gate, (batch, seq, d_inner)),
+        "decay": (tokens.decay, (batch, seq, heads)),
+        "write": (tokens.write, (batch, seq, heads)),
+        "conv": (weights.conv, (3 * d_inner, width)),
+        "dt_bias": (weights.dt_bias, (heads,)),
+        "memory": (memory, (batch, heads, d_head, d_head)),
+        "conv_history": (conv_history, (batch, width - 1, 3 * d_inner)),
+    }
+    for name, (tensor, shape) in expected.items():
+        if tensor is not None and tensor.shape != shape:
+            raise ValueError(f"{name} must have the shape {shape}, got {tuple(tensor.shape)}")
 
 
 def _unit(x: Tensor) -> Tensor:

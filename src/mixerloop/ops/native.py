@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mixerloop.ops import native_library
-
-GROUP_TOKENS = 64  # CHUNK * GROUP in native/rule.h
+from mixerloop.ops.native_library import GROUP_TOKENS
 
 
 def native_gated_delta_rule(

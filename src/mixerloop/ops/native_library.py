@@ -20,7 +20,9 @@ OPERATORS = (  # in the order of native/call.h
 )
 TYPES = (torch.float32, torch.float64, torch.bfloat16)
 """Types of token tensors; weights, states and sums are float32, or float64 with float64."""
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 BLOCK_ROWS = 8  # rows a thread takes at a time, as in native/rows.h
+GROUP_TOKENS = 64  # tokens between two states that are kept, CHUNK * GROUP in native/rule.h
 
 
 def _call(sizes: tuple[str, ...], numbers: tuple[str, ...], pointers: tuple[str, ...]):
@@ -68,11 +70,25 @@ def library() -> ctypes.CDLL | None:
     if spec is None or spec.origin is None:
         return None
     loaded = ctypes.CDLL(spec.origin)
+    if not _is_of_this_source(loaded):
+        raise ValueError(f"{spec.origin} was built from another source; install mixerloop again")
     loaded.mixerloop_run.argtypes = [
         *(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int),
         ctypes.c_void_p,
     ]
     return loaded
+
+
+def _is_of_this_source(loaded: ctypes.CDLL) -> bool:
+    """Whether both sides mean the same by a call: a mismatch would be read as garbage."""
+    wanted = (
+        *(len(OPERATORS), len(TYPES), GROUP_TOKENS, BLOCK_ROWS),
+        *(ctypes.sizeof(call) for call in CALLS.values()),
+    )
+    if not hasattr(loaded, "mixerloop_facts"):
+        return False
+    facts = (ctypes.c_int64 * len(wanted))()
+    return loaded.mixerloop_facts(facts, len(wanted)) == 0 and tuple(facts) == wanted
 
 
 def instruction_set() -> str:
@@ -115,8 +131,8 @@ def _openmp_libraries() -> list[str]:
     )
 
 
-def is_small(*tensors: torch.Tensor) -> bool:
-    """Whether this is the work of one token and nobody will ask for its gradient.
+def goes_past_dispatcher(*tensors: torch.Tensor) -> bool:
+    """Whether this is one token of each sequence, in memory, and nobody will ask for its gradient.
 
     Then torch's dispatcher would cost as much as the work, and the kernel is called without it.
     """
@@ -124,6 +140,7 @@ def is_small(*tensors: torch.Tensor) -> bool:
         tensors[0].shape[-2:-1] == (1,)
         and not torch.compiler.is_compiling()
         and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+        and all(type(tensor) in PLAIN and tensor.device.type == "cpu" for tensor in tensors)
     )
 
 
@@ -137,9 +154,14 @@ def run(
     """Run an operator on contiguous tensors, tokens of type `dtype`; it writes to some of them."""
     loaded = library()
     assert loaded is not None
-    pointers = {
-        name: None if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()
-    }
+    pointers: dict[str, int | None] = {}
+    for name, tensor in tensors.items():
+        if tensor is not None and (type(tensor) not in PLAIN or tensor.device.type != "cpu"):
+            raise ValueError(
+                f"the native kernel reads plain tensors in a CPU's memory; {name} is a "
+                f"{type(tensor).__name__} on {tensor.device.type}"
+            )
+        pointers[name] = None if tensor is None else tensor.data_ptr()
     call = CALLS[operator](*sizes, **pointers)
     failed = loaded.mixerloop_run(
         OPERATORS.index(f"{operator}_backward" if backward else operator),

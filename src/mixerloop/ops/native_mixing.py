@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mixerloop.ops import native_library
-from mixerloop.ops.native import GROUP_TOKENS
+from mixerloop.ops.native_library import GROUP_TOKENS
 
 LARGEST_WIDTH = 17  # of the convolution: no token sees further back than the chunk before its own
 
@@ -40,7 +40,7 @@ def native_gated_delta_mixing(
     others = (conv_weight, a_log, dt_bias, norm_weight, conv_history, memory)
     inputs = _of_one_type(tokens, others)
     keep_states = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-    if native_library.is_small(*inputs):
+    if native_library.goes_past_dispatcher(*inputs):
         output, final_memory, _ = _run_forward(
             *inputs, norm_eps=norm_eps, unit_eps=unit_eps, keep_states=False
         )

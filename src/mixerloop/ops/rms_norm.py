@@ -18,11 +18,13 @@ def rms_norm(
     dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "*batch width"]:
     """The last dimension at unit mean square, weighted; rounded to `dtype` at the end, if given."""
+    if weight.shape != x.shape[-1:]:
+        raise ValueError(f"a weight of {tuple(weight.shape)} does not fit {tuple(x.shape)}")
     wide = torch.promote_types(x.dtype, torch.float32)
     dtype = wide if dtype is None else dtype
     x = x.to(wide)
     if implementation == "native" and wide == weight.dtype and dtype in (wide, torch.bfloat16):
-        if native_library.is_small(x, weight):
+        if native_library.goes_past_dispatcher(x, weight):
             return _run_forward(x, weight, eps, dtype)
         return _forward(x, weight, eps, dtype)
     return F.rms_norm(x, weight.shape, weight, eps).to(dtype)

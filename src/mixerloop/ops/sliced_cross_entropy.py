@@ -33,20 +33,23 @@ def sliced_cross_entropy(
         raise ValueError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)} do not fit")
     if labels.shape != x.shape[:1]:
         raise ValueError(f"labels must have the shape ({len(x)},), got {tuple(labels.shape)}")
-    known = (labels == NOT_SCORED) | ((labels >= 0) & (labels < len(weight)))
-    if labels.device.type == "cpu" and not bool(known.all()):
-        wrong = int(labels[~known][0])
-        raise ValueError(f"label {wrong} is outside the vocabulary of {len(weight):,}")
+    if labels.device.type == "cpu" and not torch.compiler.is_compiling():
+        known = (labels == NOT_SCORED) | ((labels >= 0) & (labels < len(weight)))
+        if not bool(known.all()):
+            wrong = int(labels[~known][0])
+            raise ValueError(f"label {wrong} is outside the vocabulary of {len(weight):,}")
     device = x.device.type
     product = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     with torch.autocast(device, enabled=False):
-        return _SlicedCrossEntropy.apply(x, weight, labels, product, implementation)  # pyright: ignore
+        return _SlicedCrossEntropy.apply(
+            x, weight, labels, product, implementation, torch.is_grad_enabled()
+        )  # pyright: ignore
 
 
 class _SlicedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, labels, product, implementation):
-        wants_x, wants_weight = ctx.needs_input_grad[:2]
+    def forward(ctx, x, weight, labels, product, implementation, wants_gradients):
+        wants_x, wants_weight = (wants_gradients and need for need in ctx.needs_input_grad[:2])
         wide = torch.promote_types(x.dtype, torch.float32)
         d_x = torch.empty_like(x) if wants_x else None
         d_weight = torch.zeros_like(weight, dtype=wide) if wants_weight else None
@@ -59,7 +62,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
             logits = torch.mm(tokens, head.T, out=buffer[: len(targets)])
             wanted = wants_x or wants_weight
             if implementation == "native" and product in native_library.TYPES:
-                losses, d_logits = _native(logits, targets, with_gradient=wanted)
+                losses, d_logits = _native(logits, targets.long(), wanted), logits
             else:
                 losses, d_logits = _torch(logits, targets, with_gradient=wanted)
             total += losses.sum()
@@ -86,19 +89,21 @@ class _SlicedCrossEntropy(torch.autograd.Function):
             None,
             None,
             None,
+            None,
         )
 
 
 def _torch(
     logits: Float[Tensor, "tokens vocab"], targets: Int[Tensor, " tokens"], *, with_gradient: bool
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, "tokens vocab"]]:
-    """Each token's loss, and the gradient of its logits."""
+    """Each token's loss, and the gradient of its logits; a label that cannot be is no number."""
     scored = targets != NOT_SCORED
+    impossible = scored & ((targets < 0) | (targets >= logits.shape[1]))
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     log_z = wide.logsumexp(-1)
     rows = torch.arange(len(targets), device=targets.device)
-    places = targets.clamp_min(0)
-    losses = (log_z - wide[rows, places]) * scored
+    places = targets.clamp(0, logits.shape[1] - 1)
+    losses = ((log_z - wide[rows, places]) * scored).masked_fill(impossible, torch.nan)
     if not with_gradient:
         return losses, logits
     d_logits = wide.sub_(log_z[:, None]).exp_()  # the probabilities, in their place
@@ -106,19 +111,27 @@ def _torch(
     return losses, (d_logits * scored[:, None]).to(logits.dtype)
 
 
-def _native(
-    logits: Float[Tensor, "tokens vocab"], targets: Int[Tensor, " tokens"], *, with_gradient: bool
-) -> tuple[Float[Tensor, " tokens"], Float[Tensor, "tokens vocab"]]:
-    """The same, the gradient in the place of the logits."""
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    losses = logits.new_empty(len(targets), dtype=wide)
+@torch.library.custom_op("mixerloop::cross_entropy_", mutates_args=("logits",), device_types="cpu")
+def _native(logits: Tensor, labels: Tensor, with_gradient: bool) -> Tensor:
+    """Each token's loss; the gradient takes the place of the logits."""
+    losses = _empty_losses(logits)
     native_library.run(
         "cross_entropy",
         logits.dtype,
         *logits.shape,
         int(with_gradient),
         logits=logits,
-        labels=targets.long().contiguous(),
+        labels=labels.contiguous(),
         losses=losses,
     )
-    return losses, logits
+    return losses
+
+
+@_native.register_fake
+def _(logits, labels, with_gradient):
+    return _empty_losses(logits)
+
+
+def _empty_losses(logits: Tensor) -> Tensor:
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return logits.new_empty(len(logits), dtype=wide)

@@ -13,6 +13,8 @@ def swiglu(
     gate_up: Float[Tensor, "*batch 2*width"], *, implementation: Implementation
 ) -> Float[Tensor, "*batch width"]:
     """The first half through SiLU, times the second."""
+    if gate_up.shape[-1] % 2:
+        raise ValueError(f"gate and up must be of one width, got {gate_up.shape[-1]} for both")
     if implementation == "native" and gate_up.dtype in native_library.TYPES:
         return _forward(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)

@@ -74,6 +74,7 @@ enum Type { FLOAT32, FLOAT64, BFLOAT16, NUM_TYPES };  // of tokens; all else is 
 
 struct Kernels {
     Kernel of[NUM_OPERATORS][NUM_TYPES];
+    std::int64_t group_tokens, block_rows;  // what the caller must know to make room for results
 };
 
 extern const Kernels portable_kernels, avx2_kernels, avx512_kernels;

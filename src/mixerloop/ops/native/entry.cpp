@@ -60,6 +60,17 @@ int mixerloop_best_set() {
     return 0;
 }
 
+// What the caller must agree on, in its order; returns 1 if it expects another number of facts.
+int mixerloop_facts(std::int64_t* to, int num) {
+    const std::int64_t facts[] = {
+        NUM_OPERATORS, NUM_TYPES, portable_kernels.group_tokens, portable_kernels.block_rows,
+        sizeof(RuleCall), sizeof(MixingCall), sizeof(SwigluCall), sizeof(RmsNormCall),
+        sizeof(CrossEntropyCall)};
+    if (num != sizeof facts / sizeof *facts) return 1;
+    for (int at = 0; at < num; ++at) to[at] = facts[at];
+    return 0;
+}
+
 // Returns 0, or 1 when there was no memory left for a thread's scratch.
 int mixerloop_run(int which, int type, const void* call, int set, int num_threads,
                   Parallel parallel) {

@@ -159,6 +159,7 @@ constexpr Kernel kernel_of(Operator which) {
 
 constexpr Kernels all_kernels() {
     Kernels found{};
+    found.group_tokens = CHUNK * GROUP, found.block_rows = BLOCK_ROWS;
     for (int which = 0; which < NUM_OPERATORS; ++which) {
         found.of[which][FLOAT32] = kernel_of<float, float>(static_cast<Operator>(which));
         found.of[which][FLOAT64] = kernel_of<double, double>(static_cast<Operator>(which));

@@ -115,7 +115,7 @@ class MixingTokens {
             const T d_write = d.d_strength[i] * c.strength[i] * (T(1) - c.strength[i]);
             narrow(&d_decay, static_cast<S*>(call_.d_decay) + at, 1);
             narrow(&d_write, static_cast<S*>(call_.d_write) + at, 1);
-            d_rate_ += d.d_log_decay[i] * c.log_decay[i];
+            d_A_log_ += d.d_log_decay[i] * c.log_decay[i];
             d_step_bias_ += d_decay;
         }
     }
@@ -123,7 +123,7 @@ class MixingTokens {
     // What one sequence gives to the weights, and to the tokens before its first.
     void finish() {
         const Index item = batch_ * call_.heads + head_;
-        static_cast<T*>(call_.d_A_log)[item] = d_rate_;
+        static_cast<T*>(call_.d_A_log)[item] = d_A_log_;
         static_cast<T*>(call_.d_dt_bias)[item] = d_step_bias_;
         narrow(d_norm_, static_cast<T*>(call_.d_norm_weight) + item * d_, d_);
         for (Index part = 0; part < PARTS; ++part) {
@@ -265,7 +265,7 @@ class MixingTokens {
     const Index batch_, head_, inner_, d_, dp_, width_;
     const bool is_backward_;
     const T rate_, step_bias_;
-    T d_rate_ = 0, d_step_bias_ = 0;
+    T d_A_log_ = 0, d_step_bias_ = 0;
     T *filters_, *norm_, *window_, *row_;
     T *d_filters_ = nullptr, *d_norm_ = nullptr, *d_conv_ = nullptr;
 };
