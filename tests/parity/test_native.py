@@ -122,6 +122,7 @@ def test_an_instruction_set_this_machine_lacks_is_refused(monkeypatch):
 @needs_kernel
 def test_a_library_of_another_source_is_refused(monkeypatch):
     loaded = native_library.library()
+    assert loaded is not None
     assert native_library._is_of_this_source(loaded)
     monkeypatch.setattr(native_library, "GROUP_TOKENS", 128)
     assert not native_library._is_of_this_source(loaded)

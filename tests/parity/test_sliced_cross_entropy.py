@@ -125,7 +125,7 @@ def test_rows_on_every_instruction_set(instruction_set, dtype):
     logits = (torch.randn(21, 77, dtype=torch.float64) * 5).to(dtype)
     labels = torch.randint(77, (21,))
     labels[::4] = NOT_SCORED
-    wanted, d_wanted = module._torch(logits.double(), labels, with_gradient=True)
+    wanted, d_wanted = module._torch(logits.double().clone(), labels, with_gradient=True)
     place = logits.clone()
     losses = module._native(place, labels, True)
     bound = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 2e-6}[dtype]

@@ -33,7 +33,7 @@ def test_no_cpuinfo_is_no_problem(monkeypatch):
 
 
 def test_what_others_use_is_all_but_our_own(monkeypatch):
-    clock = {"now": 100.0, "all": 50.0, "own": 10.0}
+    clock: dict[str, float | None] = {"now": 100.0, "all": 50.0, "own": 10.0}
     monkeypatch.setattr(machine.time, "monotonic", lambda: clock["now"])
     monkeypatch.setattr(machine, "_busy_seconds", lambda: clock["all"])
     monkeypatch.setattr(machine, "_own_seconds", lambda: clock["own"])
