@@ -34,7 +34,7 @@ def main() -> None:
         os.environ[native_library.SET_VARIABLE] = instruction_set
         errors = {
             "rule": tests.largest_error(tests.random_case(generator), dtype),
-            "mixer": mixing.largest_error(mixing.random_case(generator), dtype),
+            "mixer": mixing.largest_error(mixing.random_case(generator, dtype), dtype),
         }
         for name, error in errors.items():
             worst[name, dtype] = max(worst.get((name, dtype), 0.0), error)

@@ -36,15 +36,19 @@ def make_case(*, batch=2, seq=70, heads=2, d_head=24, width=4, state=True, seed=
     return tokens, weights, states if state else (None, None)
 
 
-def random_case(generator):
-    def number(most):
-        return int(torch.randint(1, most + 1, (), generator=generator))
+def random_case(generator, dtype):
+    """Any shape. One or two numbers of unit length are little more than signs, and their gradient
+    in float32 is mostly rounding, the definition's as well; such heads are for float64.
+    """
+
+    def number(most, least=1):
+        return int(torch.randint(least, most + 1, (), generator=generator))
 
     return make_case(
         batch=number(2),
         seq=number(150),
         heads=number(3),
-        d_head=number(40),
+        d_head=number(40, least=1 if dtype == torch.float64 else 4),
         width=number(6),
         seed=number(2**31 - 1),
         rate=3.0 - number(9),
@@ -108,7 +112,7 @@ def test_any_shape_on_any_instruction_set(instruction_set, dtype):
     """`python benchmarks/fuzz_native.py` runs ten thousand."""
     generator = torch.Generator().manual_seed(0)
     for number in range(15):
-        error = largest_error(random_case(generator), dtype)
+        error = largest_error(random_case(generator, dtype), dtype)
         assert error < TOLERANCE[dtype], f"case {number}: {error:.2e}"
 
 
