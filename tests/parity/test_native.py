@@ -132,7 +132,7 @@ def test_a_library_of_another_source_is_refused(monkeypatch):
 def test_the_kernel_reads_nothing_but_plain_memory():
     x = torch.ones(3, 16, device="meta")
     with pytest.raises(ValueError, match="x is a Tensor on meta"):
-        native_library.run("rms_norm", torch.float32, 3, 16, 1e-5, x=x)
+        native_library.run("rms_norm", torch.float32, 3, 16, 1e-5, reads={"x": x}, writes={})
 
 
 def test_without_the_kernel_auto_is_chunked_and_native_is_refused(monkeypatch):

@@ -4,6 +4,8 @@ Two operators registered with torch, so that autograd, `torch.compile` and fake 
 The forward keeps the state of every 64th token; the backward runs the tokens between again.
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -43,19 +45,14 @@ def _forward(
     keep_states: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     output, final_state, states = _empty_results(key, value, initial_state, keep_states)
+    tokens = (query, key, value, log_decay, write_strength)
+    writes = {"output": output, "final_state": final_state}
     native_library.run(
         "rule",
         value.dtype,
         *_sizes(key, value),
-        query=query.contiguous(),
-        key=key.contiguous(),
-        value=value.contiguous(),
-        log_decay=log_decay.contiguous(),
-        write_strength=write_strength.contiguous(),
-        initial_state=initial_state.contiguous(),
-        output=output,
-        final_state=final_state,
-        states=states if keep_states else None,
+        reads={**_named(tokens), "initial_state": initial_state},
+        writes=writes | ({"states": states} if keep_states else {}),
     )
     return output, final_state, states
 
@@ -79,21 +76,20 @@ def _backward(
     d_final_state: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     results = _empty_gradients(query, key, value, log_decay, write_strength, d_final_state)
-    names = ("query", "key", "value", "log_decay", "write_strength", "initial_state")
+    tokens = (query, key, value, log_decay, write_strength)
+    *d_tokens, d_initial_state = results
     native_library.run(
         "rule",
         value.dtype,
         *_sizes(key, value),
         backward=True,
-        query=query.contiguous(),
-        key=key.contiguous(),
-        value=value.contiguous(),
-        log_decay=log_decay.contiguous(),
-        write_strength=write_strength.contiguous(),
-        states=states,
-        d_output=d_output.contiguous(),
-        d_final_state=d_final_state.contiguous(),
-        **{f"d_{name}": result for name, result in zip(names, results, strict=True)},
+        reads={
+            **_named(tokens),
+            "states": states,
+            "d_output": d_output,
+            "d_final_state": d_final_state,
+        },
+        writes={**_named(d_tokens, "d_"), "d_initial_state": d_initial_state},
     )
     return results
 
@@ -114,6 +110,11 @@ def _gradients(ctx, d_output, d_final_state, _d_states):
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)
+
+
+def _named(tokens: Sequence[Tensor], prefix: str = "") -> dict[str, Tensor]:
+    names = ("query", "key", "value", "log_decay", "write_strength")
+    return {prefix + name: tensor for name, tensor in zip(names, tokens, strict=True)}
 
 
 def _sizes(key: Tensor, value: Tensor) -> tuple[int, int, int, int, int]:

@@ -4,6 +4,7 @@ import ctypes
 import importlib.util
 import os
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -148,20 +149,22 @@ def run(
     operator: str,
     dtype: torch.dtype,
     *sizes: float,
+    reads: Mapping[str, torch.Tensor],
+    writes: Mapping[str, torch.Tensor],
     backward: bool = False,
-    **tensors: torch.Tensor | None,
 ) -> None:
-    """Run an operator on contiguous tensors, tokens of type `dtype`; it writes to some of them."""
+    """Run an operator on tokens of type `dtype`; what it writes to is contiguous already."""
     loaded = library()
     assert loaded is not None
-    pointers: dict[str, int | None] = {}
+    tensors = {name: tensor.contiguous() for name, tensor in reads.items()} | dict(writes)
     for name, tensor in tensors.items():
-        if tensor is not None and (type(tensor) not in PLAIN or tensor.device.type != "cpu"):
+        if type(tensor) not in PLAIN or tensor.device.type != "cpu":
             raise ValueError(
                 f"the native kernel reads plain tensors in a CPU's memory; {name} is a "
                 f"{type(tensor).__name__} on {tensor.device.type}"
             )
-        pointers[name] = None if tensor is None else tensor.data_ptr()
+        assert tensor.is_contiguous()
+    pointers = {name: tensor.data_ptr() for name, tensor in tensors.items()}
     call = CALLS[operator](*sizes, **pointers)
     failed = loaded.mixerloop_run(
         OPERATORS.index(f"{operator}_backward" if backward else operator),

@@ -68,23 +68,14 @@ def _run_forward(
     keep_states: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     output, final_state, states = _empty_results(gate, initial_state, keep_states)
+    inputs = (qkv, gate, decay, write, conv_weight, a_log, dt_bias, norm_weight, history)
+    writes = {"output": output, "final_state": final_state}
     native_library.run(
         "mixing",
         qkv.dtype,
         *_sizes(qkv, conv_weight, initial_state, norm_eps, unit_eps),
-        qkv=qkv.contiguous(),
-        gate=gate.contiguous(),
-        decay=decay.contiguous(),
-        write=write.contiguous(),
-        conv_weight=conv_weight.contiguous(),
-        history=history.contiguous(),
-        A_log=a_log.contiguous(),
-        dt_bias=dt_bias.contiguous(),
-        norm_weight=norm_weight.contiguous(),
-        initial_state=initial_state.contiguous(),
-        output=output,
-        final_state=final_state,
-        states=states if keep_states else None,
+        reads={**_named(inputs), "initial_state": initial_state},
+        writes=writes | ({"states": states} if keep_states else {}),
     )
     return output, final_state, states
 
@@ -123,24 +114,19 @@ def _backward(
     gradients = _empty_gradients(
         qkv, gate, decay, write, conv_weight, a_log, norm_weight, history, d_final_state
     )
+    inputs = (qkv, gate, decay, write, conv_weight, a_log, dt_bias, norm_weight, history)
     native_library.run(
         "mixing",
         qkv.dtype,
         *_sizes(qkv, conv_weight, d_final_state, norm_eps, unit_eps),
         backward=True,
-        qkv=qkv.contiguous(),
-        gate=gate.contiguous(),
-        decay=decay.contiguous(),
-        write=write.contiguous(),
-        conv_weight=conv_weight.contiguous(),
-        history=history.contiguous(),
-        A_log=a_log.contiguous(),
-        dt_bias=dt_bias.contiguous(),
-        norm_weight=norm_weight.contiguous(),
-        states=states,
-        d_output=d_output.contiguous(),
-        d_final_state=d_final_state.contiguous(),
-        **gradients,
+        reads={
+            **_named(inputs),
+            "states": states,
+            "d_output": d_output,
+            "d_final_state": d_final_state,
+        },
+        writes=gradients,
     )
     return list(gradients.values())
 
@@ -169,6 +155,14 @@ def _gradients(ctx, d_output, d_final_state, _d_states):
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)
+
+
+def _named(inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    names = (
+        *("qkv", "gate", "decay", "write", "conv_weight", "A_log", "dt_bias", "norm_weight"),
+        "history",
+    )
+    return dict(zip(names, inputs, strict=True))
 
 
 def _sizes(

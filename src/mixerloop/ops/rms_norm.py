@@ -33,7 +33,7 @@ def rms_norm(
 def _run_forward(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     y = _empty(x, dtype)
     native_library.run(
-        "rms_norm", dtype, *_sizes(x), eps, x=x.contiguous(), weight=weight.contiguous(), y=y
+        "rms_norm", dtype, *_sizes(x), eps, reads={"x": x, "weight": weight}, writes={"y": y}
     )
     return y
 
@@ -58,11 +58,8 @@ def _backward(x: Tensor, weight: Tensor, d_y: Tensor, eps: float) -> tuple[Tenso
         *_sizes(x),
         eps,
         backward=True,
-        x=x.contiguous(),
-        weight=weight.contiguous(),
-        d_y=d_y.contiguous(),
-        d_x=d_x,
-        d_weight=d_weight,
+        reads={"x": x, "weight": weight, "d_y": d_y},
+        writes={"d_x": d_x, "d_weight": d_weight},
     )
     return d_x, d_weight
 

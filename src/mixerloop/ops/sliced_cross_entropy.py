@@ -120,9 +120,8 @@ def _native(logits: Tensor, labels: Tensor, with_gradient: bool) -> Tensor:
         logits.dtype,
         *logits.shape,
         int(with_gradient),
-        logits=logits,
-        labels=labels.contiguous(),
-        losses=losses,
+        reads={"labels": labels},
+        writes={"logits": logits, "losses": losses},
     )
     return losses
 

@@ -25,7 +25,11 @@ def swiglu(
 def _forward(gate_up: Tensor) -> Tensor:
     output = _half(gate_up)
     native_library.run(
-        "swiglu", gate_up.dtype, *_sizes(gate_up), gate_up=gate_up.contiguous(), output=output
+        "swiglu",
+        gate_up.dtype,
+        *_sizes(gate_up),
+        reads={"gate_up": gate_up},
+        writes={"output": output},
     )
     return output
 
@@ -43,9 +47,8 @@ def _backward(gate_up: Tensor, d_output: Tensor) -> Tensor:
         gate_up.dtype,
         *_sizes(gate_up),
         backward=True,
-        gate_up=gate_up.contiguous(),
-        d_output=d_output.contiguous(),
-        d_gate_up=d_gate_up,
+        reads={"gate_up": gate_up, "d_output": d_output},
+        writes={"d_gate_up": d_gate_up},
     )
     return d_gate_up
 
