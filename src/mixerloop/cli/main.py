@@ -40,7 +40,11 @@ def main() -> None:
             sys.stdout.flush()
     except BrokenPipeError:  # the reader has gone, as in `mixerloop describe 15m | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as stop:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # one that is delivered again comes too late
+        if isinstance(stop, SystemExit):
+            raise
         print(file=sys.stderr)
         sys.exit(130)
     except (ValueError, OSError, FloatingPointError) as error:
