@@ -15,7 +15,7 @@ import torch
 from mixerloop.benchmarking.measure import header, peak_bytes
 from mixerloop.config import preset
 from mixerloop.model.initialization import fresh_model
-from mixerloop.model.precision import compute_in
+from mixerloop.ops.precision import compute_in
 from mixerloop.training.loss import SummedLoss
 from mixerloop.training.optimizer import make_optimizer
 

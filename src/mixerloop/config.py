@@ -202,6 +202,14 @@ class TrainConfig:
             )
 
 
+MAY_CHANGE = {
+    *("data.path", "train.micro_batch", "train.recompute", "train.compile", "train.device"),
+    *("train.parallel", "train.checkpoint_every", "train.keep_last", "train.keep_every"),
+    *("train.tensorboard", "train.wandb"),
+}
+"""How and where a run is computed and kept; everything else decides what it computes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Everything one run needs; a run that is not trained has a model only."""

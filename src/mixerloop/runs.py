@@ -6,6 +6,7 @@
     RUN/timing.jsonl             one line per step: how fast
     RUN/tensorboard/             the same for TensorBoard
     RUN/checkpoints/step-N/      weights, config, tokenizer.model; sealed by contents.json
+    RUN/results/                 what evaluation found: a JSON file for each kind, and its details
     RUN/lock                     held by the process that is writing
 
 A file or folder appears under its final name only when it is complete; the two that grow line by
@@ -41,6 +42,7 @@ CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
 TENSORBOARD = "tensorboard"
+RESULTS = "results"
 LOCK = "lock"
 LOCK_PATIENCE = 0.5  # seconds; whoever only asks whether a run is locked holds the lock a moment
 
@@ -175,6 +177,16 @@ def find_checkpoint(path: Path) -> Path:
     if not steps:
         raise ValueError(f"{path}: neither a run with checkpoints nor a checkpoint")
     return steps[max(steps)]
+
+
+def results_folder(path: Path) -> Path:
+    """Where the results of a run are kept, or those of one of its checkpoints."""
+    if not (path / CONTENTS).exists():
+        return path / RESULTS
+    here = path.resolve()
+    if here.parent.name != CHECKPOINTS:
+        raise ValueError(f"{path}: a checkpoint outside a run; say where results go with --out")
+    return here.parent.parent / RESULTS / here.name
 
 
 def checkpoints(run: Path) -> dict[int, Path]:

@@ -92,6 +92,12 @@ LOOPS: dict[str, Callable[[int, int], Schedule]] = {
 """The loops that have a name, each as a function of layers and passes."""
 
 
+def first_passes(schedule: Schedule, num_passes: int) -> Schedule:
+    """A schedule that is left after so many passes of each sublayer."""
+    _require("num_passes", num_passes, at_least=1)
+    return tuple(occurrence for occurrence in schedule if occurrence.pass_index < num_passes)
+
+
 def num_layers_of(schedule: Schedule) -> int:
     """How many layers a stack needs to run this schedule."""
     return 1 + max(occurrence.layer for occurrence in schedule)

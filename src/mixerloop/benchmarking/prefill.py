@@ -9,7 +9,7 @@ from mixerloop.config import ComputeDtype, preset
 from mixerloop.model.accounting import account_model, account_schedule
 from mixerloop.model.initialization import fresh_model
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.model.precision import compute_in
+from mixerloop.ops.precision import compute_in
 
 LOOPS = ("no_loop", "mixer_loop", "full_loop")
 LENGTH = 1024

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from mixerloop import machine, paper, runs
+from mixerloop.cli.tables import print_table, table_of
 from mixerloop.config import ComputeDtype, Implementation, ImplementationChoice, preset
 from mixerloop.notation import resolve
 from mixerloop.strict import one_of
@@ -171,7 +172,7 @@ class Decode:
             _print_json(busy, **asdict(found), compute_dtype="float32", repeats=self.repeats)
             return
         _header()
-        table = _table("tokens before", "ms/token", "tokens/s", "to the first", "state KiB")
+        table = table_of("tokens before", "ms/token", "tokens/s", "to the first", "state KiB")
         for case in found.cases:
             table.add_row(
                 f"{case.prefix:,}",
@@ -180,7 +181,7 @@ class Decode:
                 f"{case.ratio_to_first:.3f}",
                 f"{case.state_bytes / 1024:,.0f}",
             )
-        _print(table)
+        print_table(table)
         low, high = found.recompute_over_decode_quartiles
         print(
             f"reading all {found.recomputed_prefix:,} again takes "
@@ -324,10 +325,10 @@ def _spread(found: "Quartiles") -> str:
 def _show_operator(case: "OperatorCase") -> None:
     batch, tokens, heads, d_head = case.shape
     print(f"\n{case.name}: batch {batch}, {tokens:,} tokens, {heads} heads of {d_head}, float32")
-    table = _table("", "forward, ms", "forward and backward, ms")
+    table = table_of("", "forward, ms", "forward and backward, ms")
     for name, forward in case.forward.items():
         table.add_row(name, _spread(forward), _spread(case.forward_backward[name]))
-    _print(table)
+    print_table(table)
     if case.ratio_forward is not None and case.ratio_forward_backward is not None:
         print(
             f"{case.best} is {case.ratio_forward:.1f} x and {case.ratio_forward_backward:.1f} x as "
@@ -338,7 +339,7 @@ def _show_operator(case: "OperatorCase") -> None:
 
 
 def _show_prefill(cases: "list[PrefillCase]", compute_dtype: str) -> None:
-    table = _table(
+    table = table_of(
         *("size", "batch", "no loop, ms", "mixer, ms", "full, ms", "mixer over full", "by work")
     )
     for case in cases:
@@ -350,7 +351,7 @@ def _show_prefill(cases: "list[PrefillCase]", compute_dtype: str) -> None:
             f"{case.mixer_over_full:.2f} x [{low:.2f}, {high:.2f}]",
             f"{case.flop_limit:.2f} x",
         )
-    _print(table)
+    print_table(table)
     print(
         f"{cases[0].length:,} tokens, last-token logits, {compute_dtype}; by work: what the "
         "projections alone would allow"
@@ -359,7 +360,7 @@ def _show_prefill(cases: "list[PrefillCase]", compute_dtype: str) -> None:
 
 
 def _show_training(cases: "list[TrainCase]", compute_dtype: str) -> None:
-    table = _table("loop", "step, ms", "products alone, ms", "tokens/s", "step over products")
+    table = table_of("loop", "step, ms", "products alone, ms", "tokens/s", "step over products")
     for case in cases:
         low, high = case.gemm_floor_ratio_quartiles
         table.add_row(
@@ -369,24 +370,8 @@ def _show_training(cases: "list[TrainCase]", compute_dtype: str) -> None:
             f"{case.tokens_per_second:,.0f}",
             f"{case.gemm_floor_ratio:.2f} [{low:.2f}, {high:.2f}]",
         )
-    _print(table)
+    print_table(table)
     print(
         f"{cases[0].size}, {cases[0].batch} x {cases[0].length:,} tokens, {compute_dtype}; "
         "products: every projection and the head, forward and backward"
     )
-
-
-def _table(first: str, *others: str):
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column(first)
-    for title in others:
-        table.add_column(title, justify="right")
-    return table
-
-
-def _print(table: object) -> None:
-    from rich.console import Console
-
-    Console(highlight=False, width=None if sys.stdout.isatty() else 120).print(table)

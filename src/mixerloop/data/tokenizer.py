@@ -34,12 +34,17 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """A document: the start token, where the model has one, and the text's tokens."""
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: list[str]) -> list[list[int]]:
+        """Many documents, on all cores."""
         try:
-            text.encode()
+            for text in texts:
+                text.encode()
         except UnicodeEncodeError:
             raise ValueError("the text is not valid UTF-8") from None
         start = [self.bos_id] if self.bos_id >= 0 else []
-        return start + self._processor.EncodeAsIds(text)
+        return [start + ids for ids in self._processor.EncodeAsIds(texts)]
 
     def decode(self, ids: list[int]) -> str:
         """The text of token ids; bytes that are not yet a character show as U+FFFD."""

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -21,13 +22,33 @@ def bootstrap_ratio(numerators: np.ndarray, denominators: np.ndarray, *, seed: i
 
     Answers within a sequence, or tokens within a document, are not independent; units are.
     """
-    if numerators.shape != denominators.shape or numerators.ndim != 1 or not len(numerators):
+    ratios = resampled_ratios(numerators[:, None], denominators[:, None], seed=seed)
+    return estimate(float(numerators.sum() / denominators.sum()), ratios[:, 0])
+
+
+def resampled_ratios(
+    numerators: Float[np.ndarray, "units columns"],
+    denominators: Float[np.ndarray, "units columns"],
+    *,
+    seed: int = 0,
+) -> Float[np.ndarray, "resamples columns"]:
+    """Sum over sum of each column in every resample of the units, the same units for all columns.
+
+    What a resample has no units of is not a number.
+    """
+    if numerators.shape != denominators.shape or numerators.ndim != 2 or not len(numerators):
         raise ValueError("an interval needs a numerator and a denominator for each unit")
     generator = np.random.default_rng(seed)
     size = len(numerators)
-    ratios = np.empty(RESAMPLES)
-    for index in range(RESAMPLES):
+    sums = np.empty((RESAMPLES, 2, numerators.shape[1]))
+    for resample in sums:
         counts = np.bincount(generator.integers(size, size=size), minlength=size)
-        ratios[index] = (counts @ numerators) / max(counts @ denominators, np.finfo(float).tiny)
-    lower, upper = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Estimate(float(numerators.sum() / denominators.sum()), float(lower), float(upper))
+        resample[0], resample[1] = counts @ numerators, counts @ denominators
+    ratios = np.full_like(sums[:, 0], np.nan)
+    return np.divide(sums[:, 0], sums[:, 1], out=ratios, where=sums[:, 1] > 0)
+
+
+def estimate(value: float, replicates: Float[np.ndarray, " resamples"]) -> Estimate:
+    """A figure with the interval of its resampled values."""
+    lower, upper = np.nanquantile(replicates, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Estimate(value, float(lower), float(upper))

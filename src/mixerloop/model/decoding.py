@@ -66,6 +66,18 @@ def start(model: LoopedLM, *, batch: int = 1, schedule: Schedule | None = None) 
 
 
 @torch.no_grad()
+def feed(
+    model: LoopedLM, tokens: Int[Tensor, "batch seq"], state: DecodeState
+) -> tuple[Float[Tensor, "batch seq d_model"], DecodeState]:
+    """Feed tokens; returns the residual to read out where one likes, and the next state."""
+    if tokens.shape[0] != state.batch:
+        raise ValueError(f"tokens hold {tokens.shape[0]} sequences, the state {state.batch}")
+    residual, states = model.walk(model.embed(tokens), state.schedule, states=state.mixer_states)
+    num_tokens = state.num_tokens + tokens.shape[1]
+    return residual, DecodeState(state.schedule, states, state.batch, num_tokens)
+
+
+@torch.no_grad()
 def advance(
     model: LoopedLM,
     tokens: Int[Tensor, "batch seq"],
@@ -74,7 +86,7 @@ def advance(
     positions: Int[Tensor, "..."] | None = None,
 ) -> tuple[Float[Tensor, "batch positions vocab"], DecodeState]:
     """Feed tokens; returns logits at `positions` among them, or at all, and the next state."""
-    residual, after = _feed(model, tokens, state)
+    residual, after = feed(model, tokens, state)
     return model.read_out(residual, positions), after
 
 
@@ -91,18 +103,10 @@ def prefill(
         raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
     residual = None
     for piece in tokens.split(chunk_tokens, dim=1):
-        residual, state = _feed(model, piece, state)
+        residual, state = feed(model, piece, state)
     if residual is None:
         raise ValueError("the prompt is empty")
     return model.read_out(residual, torch.tensor([-1], device=residual.device))[:, 0], state
-
-
-def _feed(model: LoopedLM, tokens: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-    if tokens.shape[0] != state.batch:
-        raise ValueError(f"tokens hold {tokens.shape[0]} sequences, the state {state.batch}")
-    residual, states = model.walk(model.embed(tokens), state.schedule, states=state.mixer_states)
-    num_tokens = state.num_tokens + tokens.shape[1]
-    return residual, DecodeState(state.schedule, states, state.batch, num_tokens)
 
 
 def _rebuild(state: MixerState, tensors: list[Tensor]) -> MixerState:

@@ -10,7 +10,7 @@ from torch import Tensor
 from mixerloop.config import ComputeDtype, check_seed
 from mixerloop.model.decoding import advance, prefill, start
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.model.precision import compute_in
+from mixerloop.ops.precision import compute_in
 from mixerloop.schedule import Schedule
 
 

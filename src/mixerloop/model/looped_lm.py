@@ -16,9 +16,9 @@ from mixerloop.model.ffn import SwiGLU
 from mixerloop.model.gated_delta_net import GatedDeltaNet
 from mixerloop.model.norm import RMSNorm
 from mixerloop.model.pass_residual import PassResidualTable
-from mixerloop.model.precision import product_dtype
 from mixerloop.model.sublayer import Mixer, MixerState
 from mixerloop.ops.gated_delta_rule import choose_implementation
+from mixerloop.ops.precision import product_dtype
 from mixerloop.schedule import Occurrence, Schedule, Sublayer, num_passes_of
 
 T = TypeVar("T")

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from mixerloop.config import Implementation
 from mixerloop.ops import native_library
+from mixerloop.ops.precision import product_dtype
 
 NOT_SCORED = -100  # a label without a target, as everywhere in torch
 SLICE_TOKENS = 512
@@ -29,6 +30,38 @@ def sliced_cross_entropy(
     Products are computed in the autocast type where autocast is on; everything else, and the sums,
     in float32 or wider.
     """
+    _check(x, weight, labels)
+    product = product_dtype(x)
+    with torch.autocast(x.device.type, enabled=False):
+        return _SlicedCrossEntropy.apply(
+            x, weight, labels, product, implementation, torch.is_grad_enabled()
+        )  # pyright: ignore
+
+
+@torch.no_grad()
+def token_losses(
+    *,
+    x: Float[Tensor, "tokens d_model"],
+    weight: Float[Tensor, "vocab d_model"],
+    labels: Int[Tensor, " tokens"],
+    implementation: Implementation = "chunked",
+) -> tuple[Float[Tensor, " tokens"], Int[Tensor, " tokens"]]:
+    """Each token's own loss, and the id of its largest logit; without gradients."""
+    _check(x, weight, labels)
+    product = product_dtype(x)
+    losses = x.new_empty(len(x), dtype=torch.promote_types(x.dtype, torch.float32))
+    most_likely = labels.new_empty(len(x), dtype=torch.int64)
+    with torch.autocast(x.device.type, enabled=False):
+        head = weight.to(product)
+        for at in range(0, len(x), SLICE_TOKENS):
+            here = slice(at, at + SLICE_TOKENS)
+            logits = x[here].to(product) @ head.T
+            most_likely[here] = logits.argmax(-1)
+            losses[here], _ = _losses(logits, labels[here], implementation, with_gradient=False)
+    return losses, most_likely
+
+
+def _check(x: Tensor, weight: Tensor, labels: Tensor) -> None:
     if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
         raise ValueError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)} do not fit")
     if labels.shape != x.shape[:1]:
@@ -38,12 +71,6 @@ def sliced_cross_entropy(
         if not bool(known.all()):
             wrong = int(labels[~known][0])
             raise ValueError(f"label {wrong} is outside the vocabulary of {len(weight):,}")
-    device = x.device.type
-    product = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-    with torch.autocast(device, enabled=False):
-        return _SlicedCrossEntropy.apply(
-            x, weight, labels, product, implementation, torch.is_grad_enabled()
-        )  # pyright: ignore
 
 
 class _SlicedCrossEntropy(torch.autograd.Function):
@@ -60,11 +87,9 @@ class _SlicedCrossEntropy(torch.autograd.Function):
             here = slice(at, at + SLICE_TOKENS)
             tokens, targets = x[here].to(product), labels[here]
             logits = torch.mm(tokens, head.T, out=buffer[: len(targets)])
-            wanted = wants_x or wants_weight
-            if implementation == "native" and product in native_library.TYPES:
-                losses, d_logits = _native(logits, targets.long(), wanted), logits
-            else:
-                losses, d_logits = _torch(logits, targets, with_gradient=wanted)
+            losses, d_logits = _losses(
+                logits, targets, implementation, with_gradient=wants_x or wants_weight
+            )
             total += losses.sum()
             if d_x is not None:
                 d_x[here] = d_logits @ head
@@ -91,6 +116,15 @@ class _SlicedCrossEntropy(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _losses(
+    logits: Tensor, targets: Tensor, implementation: Implementation, *, with_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """Each token's loss and, in the place of the logits or new, their gradient if it is wanted."""
+    if implementation == "native" and logits.dtype in native_library.TYPES:
+        return _native(logits, targets.long(), with_gradient), logits
+    return _torch(logits, targets, with_gradient=with_gradient)
 
 
 def _torch(

@@ -7,7 +7,7 @@ from torch import nn
 
 from mixerloop.config import ComputeDtype
 from mixerloop.data.batches import Batch
-from mixerloop.model.precision import compute_in
+from mixerloop.ops.precision import compute_in
 from mixerloop.ops.sliced_cross_entropy import NOT_SCORED
 from mixerloop.training.engine import Engine
 from mixerloop.training.ranks import Ranks, whole

@@ -5,7 +5,7 @@ import torch
 
 from mixerloop.config import ComputeDtype
 from mixerloop.data.batches import Windows
-from mixerloop.model.precision import compute_in
+from mixerloop.ops.precision import compute_in
 from mixerloop.ops.sliced_cross_entropy import NOT_SCORED
 from mixerloop.training.engine import Engine
 from mixerloop.training.ranks import Ranks

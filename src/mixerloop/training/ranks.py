@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from mixerloop.config import Device
+from mixerloop.model.device import find_device
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -61,9 +62,7 @@ class Ranks:
 def joined(device: Device) -> Iterator[Ranks]:
     """Join the processes `torchrun` has started, or be the only one."""
     num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("train.device = cuda, and torch finds no CUDA device here")
-    on_cuda = device != "cpu" and torch.cuda.is_available()
+    on_cuda = find_device(device, option="train.device").type == "cuda"
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     where = torch.device("cuda", local_rank) if on_cuda else CPU
     if on_cuda:

@@ -17,7 +17,7 @@ from mixerloop.training import checkpoint
 from mixerloop.training.budget import budget_of
 from mixerloop.training.position import Position
 from mixerloop.training.ranks import Ranks
-from mixerloop.training.same_run import MAY_CHANGE, check_same_run
+from mixerloop.training.same_run import check_same_run
 from mixerloop.training.trainer import BYTES_PER_PARAMETER, open_data
 
 
@@ -113,7 +113,7 @@ def note_session(run: Path, config: RunConfig, *, ranks: Ranks, step: int) -> No
     computed = {
         key: value
         for key, value in dataclasses.asdict(train).items()
-        if f"train.{key}" in MAY_CHANGE
+        if f"train.{key}" in configs.MAY_CHANGE
     }
     facts = {"step": step, "num_ranks": ranks.num_ranks, **computed, "device": ranks.device.type}
     provenance["sessions"] = [*provenance["sessions"], runs.provenance(**facts)]

@@ -3,18 +3,11 @@
 from mixerloop import config as configs
 from mixerloop.config import RunConfig
 
-MAY_CHANGE = {
-    *("data.path", "train.micro_batch", "train.recompute", "train.compile", "train.device"),
-    *("train.parallel", "train.checkpoint_every", "train.keep_last", "train.keep_every"),
-    *("train.tensorboard", "train.wandb"),
-}
-"""How and where a run is computed and kept; everything else decides what it computes."""
-
 
 def check_same_run(old: RunConfig, new: RunConfig, *, where: str) -> None:
     """Refuse a config under which the run would compute something else, and name the key."""
     for key, (before, after) in configs.differences(old, new).items():
-        if key not in MAY_CHANGE:
+        if key not in configs.MAY_CHANGE:
             raise ValueError(
                 f"{where}: {key} was {_said(before)} and would be {_said(after)}; it decides what "
                 "is computed, so start a new run to change it"

@@ -1,0 +1,149 @@
+"""A run as the verbs that measure it open it: model, schedule, tokenizer, and where results go."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from mixerloop import machine, runs
+from mixerloop.config import ComputeDtype, Device, ImplementationChoice, RunConfig
+from mixerloop.notation import notation, resolve
+from mixerloop.schedule import Schedule
+
+if TYPE_CHECKING:
+    from mixerloop.data.tokenizer import Tokenizer
+    from mixerloop.evaluation.looped_scorer import LoopedScorer
+    from mixerloop.model.looped_lm import LoopedLM
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """The options of every verb that measures a run."""
+
+    run_path: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(name="run", metavar="RUN")]
+    """A run, or one of its checkpoints."""
+    schedule: str | None = None
+    """Run under another schedule than the one the weights were trained with; needs --out."""
+    compute_dtype: ComputeDtype = "float32"
+    """The type of the projections."""
+    implementation: ImplementationChoice = "auto"
+    """The form of the operators."""
+    device: Device = "auto"
+    """Where to run."""
+    out: Path | None = None
+    """Keep the results here instead of in RUN/results."""
+    json: bool = False
+    """Print JSON for programs, and no progress."""
+
+    def open(self) -> "Opened":
+        """Load the model."""
+        from mixerloop.model.checkpoint import load_model
+        from mixerloop.model.device import find_device
+        from mixerloop.ops.gated_delta_rule import choose_implementation
+
+        machine.keep_freed_memory()
+        if self.schedule is not None and self.out is None:
+            raise ValueError("--schedule: RUN/results is for the run's own; say where with --out")
+        results = runs.results_folder(self.run_path) if self.out is None else self.out
+        folder = runs.find_checkpoint(self.run_path)
+        device = find_device(self.device, option="--device")
+        chosen = choose_implementation(self.implementation, device.type)
+        model, config = load_model(folder, implementation=chosen)
+        text = config.model.schedule if self.schedule is None else self.schedule
+        return Opened(
+            folder=folder,
+            results=results,
+            model=model.to(device).eval(),
+            config=config,
+            schedule=resolve(text, config.model.num_layers),
+            compute_dtype=self.compute_dtype,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A run that can be measured."""
+
+    folder: Path
+    """The checkpoint."""
+    results: Path
+    model: "LoopedLM"
+    config: RunConfig
+    schedule: Schedule
+    compute_dtype: ComputeDtype
+
+    def scorer(
+        self, *, schedule: Schedule | None = None, share_prefixes: bool = True
+    ) -> "LoopedScorer":
+        """The model as evaluation sees it."""
+        from mixerloop.evaluation.looped_scorer import LoopedScorer
+
+        return LoopedScorer(
+            self.model,
+            schedule=self.schedule if schedule is None else schedule,
+            compute_dtype=self.compute_dtype,
+            share_prefixes=share_prefixes,
+        )
+
+    def tokenizer(self) -> "Tokenizer":
+        """The run's own tokenizer, which must fit its model."""
+        from mixerloop.data.tokenizer import Tokenizer
+
+        path = self.folder / runs.TOKENIZER
+        if not path.is_file():
+            raise ValueError(f"{self.folder}: has no tokenizer, so it cannot read text")
+        tokenizer = Tokenizer(path)
+        check_fits(path, tokenizer.vocab_size, self.config.model.vocab_size)
+        return tokenizer
+
+    def data(self, given: Path | None) -> Path:
+        """The data that was given, or the run's own."""
+        if given is not None:
+            return given
+        if self.config.data is None:
+            raise ValueError("this run was not trained; name the data with --data")
+        return Path(self.config.data.path)
+
+    def facts(self) -> dict[str, Any]:
+        """What every figure of this model depends on."""
+        return {
+            "checkpoint": runs.sha256(self.folder / runs.CONTENTS),
+            "schedule": notation(self.schedule),
+            "compute_dtype": self.compute_dtype,
+            "implementation": self.model.implementation,
+        }
+
+    def heading(self) -> dict[str, Any]:
+        """How a result begins."""
+        return {
+            "checkpoint": str(self.folder),
+            "schedule": notation(self.schedule),
+            "trained_schedule": notation(self.model.schedule),
+        }
+
+    def provenance(self, **more: Any) -> dict[str, Any]:
+        """How a result ends."""
+        facts = self.facts()
+        train = self.config.train
+        return runs.provenance(
+            checkpoint_sha256=facts["checkpoint"],
+            implementation=facts["implementation"],
+            compute_dtype=facts["compute_dtype"],
+            device=self.model.embedding.weight.device.type,
+            seed=None if train is None else train.seed,
+            **more,
+        )
+
+    def keep(self, name: str, result: dict[str, Any]) -> Path:
+        """Write a result where results are kept."""
+        self.results.mkdir(parents=True, exist_ok=True)
+        path = self.results / name
+        runs.write_file(path, runs.to_json(result))
+        return path
+
+
+def check_fits(what: object, num_ids: int, vocab_size: int) -> None:
+    """Refuse token ids the model has no embedding for."""
+    if num_ids > vocab_size:
+        raise ValueError(f"{what}: {num_ids:,} token ids do not fit the model's {vocab_size:,}")

@@ -1,0 +1,27 @@
+"""Tables for people."""
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PIPE_WIDTH = 120  # columns, where no terminal says how many there are
+
+
+def table_of(first: str, *others: str) -> "Table":
+    """A table without lines: the first column reads from the left, numbers from the right."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column(first)
+    for title in others:
+        table.add_column(title, justify="right")
+    return table
+
+
+def print_table(table: "Table") -> None:
+    """Print it as wide as the terminal is."""
+    from rich.console import Console
+
+    Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)

@@ -1,0 +1,208 @@
+"""The evaluation bundle: a folder, `.zip` or `.tar.xz`, read where it lies.
+
+Nothing is unpacked to the disk. An archive that tries to leave its folder is refused all the same,
+for it is not the one it claims to be.
+"""
+
+import csv
+import hashlib
+import io
+import lzma
+import os
+import shutil
+import tarfile
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+from mixerloop.evaluation.core.tasks import Example, Task, read_examples, read_tasks
+from mixerloop.strict import suggest
+
+VARIABLE = "MIXERLOOP_CORE_BUNDLE"
+PUBLIC = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
+"""Where everybody gets it."""
+TASKS, DATA = "core.yaml", "eval_data"
+BASELINES_V1, BASELINES_V2 = "eval_meta_data.csv", "eval_meta_data_dclm_v2.csv"
+CORRECTED = {
+    "commonsense_qa": 0.403,
+    "agi_eval_lsat_ar": 0.25,
+    "bigbench_language_identification": 0.25,
+}
+"""What version 2 changed among these tasks, for bundles that come without its file."""
+WANTED = (".yaml", ".csv", ".jsonl")
+MOST_BYTES = 2**30  # the real one has 50 MB
+
+Download = Callable[[str, Path], None]
+
+
+class Bundle:
+    """The tasks, examples and random baselines of a bundle."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read = _folder(path) if path.is_dir() else _archive(path)
+        self.tasks = read_tasks(self._file(TASKS), f"{path}: {TASKS}")
+        self.baselines_v1 = self._baselines(BASELINES_V1)
+        self.baselines_v2 = (
+            self._baselines(BASELINES_V2)
+            if self._read(BASELINES_V2) is not None
+            else self.baselines_v1
+            | {label: share for label, share in CORRECTED.items() if label in self.baselines_v1}
+        )
+
+    def examples(self, task: Task) -> list[Example]:
+        """All examples of a task, as the file has them."""
+        name = _dataset(task)
+        return read_examples(self._file(name), task.kind, f"{self.path}: {name}")
+
+    def fingerprint(self) -> str:
+        """The sha256 of the tasks and their examples, however they were packed."""
+        digest = hashlib.sha256()
+        for name in (TASKS, *sorted({_dataset(task) for task in self.tasks})):
+            content = self._read(name)
+            found = None if content is None else hashlib.sha256(content).hexdigest()
+            digest.update(f"{name}\0{found}\n".encode())
+        return digest.hexdigest()
+
+    def choose(self, labels: tuple[str, ...]) -> tuple[Task, ...]:
+        """The tasks of these labels in the bundle's order, all of them for none."""
+        known = [task.label for task in self.tasks]
+        for label in labels:
+            if label not in known:
+                raise ValueError(f"no task '{label}' in {self.path}; {suggest(label, known)}")
+        tasks = tuple(task for task in self.tasks if not labels or task.label in labels)
+        for task in tasks:
+            self._file(_dataset(task))
+        return tasks
+
+    def _file(self, name: str) -> bytes:
+        content = self._read(name)
+        if content is None:
+            raise ValueError(f"{self.path}: no {name} in this bundle")
+        return content
+
+    def _baselines(self, name: str) -> dict[str, float]:
+        """What guessing scores on each task, by somebody's count."""
+        found: dict[str, float] = {}
+        rows = csv.DictReader(io.StringIO(self._file(name).decode("utf-8", "replace")))
+        for row in rows:
+            try:
+                found[row["Eval Task"]] = float(row["Random baseline"]) / 100
+            except (KeyError, TypeError, ValueError):
+                where = f"{self.path}: {name}, line {rows.line_num}"
+                raise ValueError(f"{where}: no label with a random baseline") from None
+        for task in self.tasks:
+            if not 0 <= found.get(task.label, -1) < 1:
+                raise ValueError(f"{self.path}: {name} has no random baseline of {task.label}")
+        return {task.label: found[task.label] for task in self.tasks}
+
+
+def _dataset(task: Task) -> str:
+    name = f"{DATA}/{task.dataset}"
+    if _leaves_its_folder(name):
+        raise ValueError(f"{task.label}: {task.dataset!r} lies outside the bundle")
+    return name
+
+
+def _folder(path: Path) -> Callable[[str], bytes | None]:
+    roots = [root for root in (path, path / "eval_bundle") if (root / TASKS).is_file()]
+    if not roots:
+        raise ValueError(f"{path}: no {TASKS} in this folder, so it is not an evaluation bundle")
+
+    def read(name: str) -> bytes | None:
+        file = roots[0] / name
+        return file.read_bytes() if file.is_file() else None
+
+    return read
+
+
+def _archive(path: Path) -> Callable[[str], bytes | None]:
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such bundle")
+    files: dict[str, bytes] = {}
+    size = 0
+    try:
+        for name, is_plain, num_bytes, read in _members(path):
+            if _leaves_its_folder(name) or not is_plain:
+                raise ValueError(f"{path}: holds {name!r}, which is no file inside it")
+            size += num_bytes
+            if size > MOST_BYTES:
+                raise ValueError(f"{path}: unpacks to more than {MOST_BYTES / 2**30:.0f} GiB")
+            if name.endswith(WANTED):
+                files[name] = read()
+    except (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, EOFError, OSError) as error:
+        raise ValueError(f"{path}: cannot be unpacked: {error}") from None
+    roots = [PurePosixPath(name).parent for name in files if PurePosixPath(name).name == TASKS]
+    roots = [root for root in roots if len(root.parts) < 2 and "__MACOSX" not in root.parts]
+    if len(roots) != 1:
+        raise ValueError(f"{path}: no {TASKS} in this archive, so it is not an evaluation bundle")
+    return lambda name: files.get((roots[0] / name).as_posix())
+
+
+_Member = tuple[str, bool, int, Callable[[], bytes]]
+
+
+def _members(path: Path) -> Iterator[_Member]:
+    """Name, whether it is a plain file or folder, size, and how to read it."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist():
+                kind = (info.external_attr >> 28) & 0xF  # of the Unix mode: 8 a file, 4 a folder
+                yield (
+                    info.filename,
+                    kind in (0, 4, 8),
+                    info.file_size,
+                    lambda info=info: archive.read(info),
+                )
+        return
+    with tarfile.open(path) as archive:
+        for member in archive:
+
+            def read(member: tarfile.TarInfo = member) -> bytes:
+                file = archive.extractfile(member)
+                assert file is not None
+                return file.read()
+
+            yield member.name, member.isfile() or member.isdir(), member.size, read
+
+
+def _leaves_its_folder(name: str) -> bool:
+    parts = name.replace("\\", "/").split("/")
+    return name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or "\0" in name
+
+
+def cache() -> Path:
+    """Where a downloaded bundle is kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "mixerloop" / "eval_bundle.zip"
+
+
+def find_bundle(given: Path | None, *, download: Download | None = None) -> Bundle:
+    """The bundle that was given, the one the environment names, or the public one."""
+    if given is not None:
+        return Bundle(given)
+    if named := os.environ.get(VARIABLE):
+        return Bundle(Path(named))
+    kept = cache()
+    if not kept.is_file():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        beside = kept.with_name(".eval_bundle.partial.zip")
+        try:
+            (download or fetch)(PUBLIC, beside)
+            Bundle(beside)
+            beside.replace(kept)
+        except OSError as error:
+            raise ValueError(
+                f"{PUBLIC} cannot be fetched ({error}); give the bundle with --bundle PATH or in "
+                f"${VARIABLE}"
+            ) from None
+        finally:
+            beside.unlink(missing_ok=True)
+    return Bundle(kept)
+
+
+def fetch(url: str, to: Path) -> None:
+    """Download a file."""
+    with urllib.request.urlopen(url, timeout=60) as answer, to.open("wb") as file:  # noqa: S310
+        shutil.copyfileobj(answer, file)
