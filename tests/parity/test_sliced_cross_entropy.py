@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from mixerloop.ops import native_library
 from mixerloop.ops import sliced_cross_entropy as module
-from mixerloop.ops.sliced_cross_entropy import NOT_SCORED, sliced_cross_entropy
+from mixerloop.ops.sliced_cross_entropy import NOT_SCORED, sliced_cross_entropy, token_losses
 
 IMPLEMENTATIONS = [
     "chunked",
@@ -162,3 +162,21 @@ def test_torch_knows_the_operator():
         (torch.randn(5, 9), torch.randint(9, (5,)), True),
         test_utils=("test_schema", "test_faketensor"),
     )
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("num_tokens", [1, 16, 17, 100])
+def test_each_tokens_own_loss_and_largest_logit(monkeypatch, num_tokens, implementation, dtype):
+    monkeypatch.setattr(module, "SLICE_TOKENS", 16)
+    x, weight, labels = make_inputs(num_tokens, dtype)
+    losses, most_likely = token_losses(
+        x=x, weight=weight, labels=labels, implementation=implementation
+    )
+    logits = F.linear(x.detach().double(), weight.detach().double())
+    expected = F.cross_entropy(logits, labels, reduction="none")
+    torch.testing.assert_close(
+        losses.double(), expected, rtol=0, atol=TOLERANCE[dtype] * float(expected.abs().max() + 1)
+    )
+    assert torch.equal(most_likely, logits.argmax(-1))
+    assert not losses.requires_grad

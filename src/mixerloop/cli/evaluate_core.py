@@ -80,7 +80,7 @@ class Core(Opening):
                 "limit": self.limit,
                 "plain": self.plain,
             }
-            kept.open(settings, replace=self.replace)
+            kept.open(settings, bundle.tasks, replace=self.replace)
             scorer = opened.scorer(share_prefixes=not self.plain)
             works = self._answer(kept, asking, scorer, tokenizer.encode_all, line)
             answers = {one.task.label: kept.answers(one.task.label) for one in asking}

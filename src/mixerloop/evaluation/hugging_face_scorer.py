@@ -27,9 +27,10 @@ class HuggingFaceScorer:
 
     @torch.inference_mode()
     def score(self, questions: Sequence[Sequence[Candidate]]) -> list[list[TokenScores]]:
-        """Score every candidate."""
-        flat = [candidate for candidates in questions for candidate in candidates]
-        found: list[TokenScores | None] = [None] * len(flat)
+        """Score every candidate; equal ones once, so that a tie is a tie."""
+        unique = {_key(one): one for candidates in questions for one in candidates}
+        flat = list(unique.values())
+        found: dict[tuple[bytes, int], TokenScores] = {}
         for batch in batches_by_length(
             [len(one.tokens) - 1 for one in flat], most_tokens=BATCH_TOKENS, most_rows=MOST_ROWS
         ):
@@ -37,9 +38,12 @@ class HuggingFaceScorer:
             self.tokens_processed += tokens.numel()
             logits = self._model(input_ids=tokens.to(self._device)).logits
             for row, index in zip(logits, batch, strict=True):
-                found[index] = _scores(row, flat[index])
-        scores = iter(one for one in found if one is not None)
-        return [[next(scores) for _ in candidates] for candidates in questions]
+                found[_key(flat[index])] = _scores(row, flat[index])
+        return [[found[_key(one)] for one in candidates] for candidates in questions]
+
+
+def _key(candidate: Candidate) -> tuple[bytes, int]:
+    return candidate.tokens.tobytes(), candidate.start
 
 
 def _scores(logits: torch.Tensor, candidate: Candidate) -> TokenScores:

@@ -25,11 +25,11 @@ PUBLIC = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
 TASKS, DATA = "core.yaml", "eval_data"
 BASELINES_V1, BASELINES_V2 = "eval_meta_data.csv", "eval_meta_data_dclm_v2.csv"
 CORRECTED = {
-    "commonsense_qa": 0.403,
-    "agi_eval_lsat_ar": 0.25,
-    "bigbench_language_identification": 0.25,
+    "commonsense_qa": 40.3,
+    "agi_eval_lsat_ar": 25.0,
+    "bigbench_language_identification": 25.0,
 }
-"""What version 2 changed among these tasks, for bundles that come without its file."""
+"""What version 2 changed among these tasks, in percent, for bundles that come without its file."""
 WANTED = (".yaml", ".csv", ".jsonl")
 MOST_BYTES = 2**30  # the real one has 50 MB
 
@@ -48,7 +48,7 @@ class Bundle:
             self._baselines(BASELINES_V2)
             if self._read(BASELINES_V2) is not None
             else self.baselines_v1
-            | {label: share for label, share in CORRECTED.items() if label in self.baselines_v1}
+            | {label: x / 100 for label, x in CORRECTED.items() if label in self.baselines_v1}
         )
 
     def examples(self, task: Task) -> list[Example]:

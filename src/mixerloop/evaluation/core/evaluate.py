@@ -12,7 +12,7 @@ the same answers, bit for bit.
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -113,8 +113,12 @@ class AnswerFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def open(self, settings: dict[str, Any], *, replace: bool) -> None:
-        """Begin, or go on with, the evaluation that `settings` describes."""
+    def open(self, settings: dict[str, Any], tasks: Sequence[Task], *, replace: bool) -> None:
+        """Begin, or go on with, the evaluation that `settings` describes.
+
+        Answers to any of `tasks` that do not belong to it go away, the settings first: without
+        them nothing is ever taken up.
+        """
         path = self.folder / SETTINGS
         if path.exists() and not replace:
             before = runs.read_json(path)
@@ -126,15 +130,12 @@ class AnswerFolder:
                         "folder"
                     )
             return
-        for old in self._files():
-            old.unlink()
+        path.unlink(missing_ok=True)
+        for task in tasks:
+            for suffix in ("json", "jsonl"):
+                (self.folder / f"{task.label}.{suffix}").unlink(missing_ok=True)
         shutil.rmtree(self.folder / PARTS, ignore_errors=True)
         runs.write_file(path, runs.to_json(settings))
-
-    def _files(self) -> Iterator[Path]:
-        """All that an evaluation leaves, the settings first: without them nothing is taken up."""
-        yield from self.folder.glob(SETTINGS)
-        yield from self.folder.glob("*.json*")
 
     def work(self, asking: AskedTask) -> Work | None:
         """What a finished task took."""

@@ -7,7 +7,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from mixerloop.evaluation.core.tasks import MANIPULATION, Example, LanguageModeling, options_of
+from mixerloop.evaluation.core.tasks import Example, LanguageModeling, options_of
+from mixerloop.paper import CORE_MANIPULATION
 
 Score = TypeVar("Score", float, np.ndarray)
 """Of one model, or of many models or resamples at once."""
@@ -32,9 +33,9 @@ def core(scores: Mapping[str, Score]) -> Score:
 
 def manipulation(scores: Mapping[str, Score]) -> Score | None:
     """The mean over the manipulation subset; none unless all of it is there."""
-    if not set(MANIPULATION) <= scores.keys():
+    if not set(CORE_MANIPULATION) <= scores.keys():
         return None
-    return core({label: scores[label] for label in MANIPULATION})
+    return core({label: scores[label] for label in CORE_MANIPULATION})
 
 
 def retained(score: float, *, without: float, full: float) -> float:

@@ -18,8 +18,8 @@ from mixerloop.evaluation.core.metric import (
     manipulation,
 )
 from mixerloop.evaluation.core.resampling import resampled_accuracies
-from mixerloop.evaluation.core.tasks import MANIPULATION, UPPER
 from mixerloop.evaluation.intervals import Estimate, estimate
+from mixerloop.paper import CORE_MANIPULATION, CORE_UPPER
 
 CONTEXT = 1024
 """The protocol's."""
@@ -135,7 +135,7 @@ def _guess_core(guesses: Mapping[str, Guess], baselines: Mapping[str, float]) ->
 def _reasons(asked: list[AskedTask], *, context: int) -> list[str]:
     """Why a result must not stand beside published ones."""
     reasons = []
-    missing = {*UPPER, *MANIPULATION} - {one.task.label for one in asked}
+    missing = {*CORE_UPPER, *CORE_MANIPULATION} - {one.task.label for one in asked}
     if missing:
         reasons.append(f"{len(missing)} of the 22 tasks were not asked")
     if limited := sum(one.limited for one in asked):

@@ -9,17 +9,6 @@ import yaml
 from mixerloop.strict import from_dict, one_line, one_of
 
 Kind = Literal["multiple_choice", "schema", "language_modeling"]
-UPPER = (
-    *("hellaswag_zeroshot", "jeopardy", "bigbench_qa_wikidata", "arc_easy", "arc_challenge"),
-    *("copa", "commonsense_qa", "piqa", "openbook_qa", "lambada_openai", "boolq"),
-)
-"""The paper's upper panel."""
-MANIPULATION = (
-    *("hellaswag", "winograd", "winogrande", "bigbench_dyck_languages", "agi_eval_lsat_ar"),
-    *("bigbench_cs_algorithms", "bigbench_operators", "bigbench_repeat_copy_logic", "squad"),
-    *("coqa", "bigbench_language_identification"),
-)
-"""The lower panel: tasks that work on what the prompt says."""
 
 
 @dataclass(frozen=True, kw_only=True)

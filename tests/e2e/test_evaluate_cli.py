@@ -1,0 +1,357 @@
+"""`mixerloop evaluate` as a user runs it, on a small bundle written for the tests."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mixerloop.data.hops import HopsSettings, write_hops
+from mixerloop.data.tokenizer import train_tokenizer
+
+BUNDLE = Path(__file__).parents[1] / "data" / "core_bundle"
+MODEL = """
+[model]
+num_layers = 2
+d_model = 16
+num_heads = 2
+d_head = 8
+d_ffn = 24
+vocab_size = {vocab}
+schedule = "{schedule}"
+"""
+TRAINED = """
+[data]
+path = "{data}"
+context = 32
+
+[train]
+steps = 4
+global_batch = 2
+warmup_steps = 1
+compute_dtype = "float32"
+"""
+
+
+def mixerloop(*arguments, cwd, code=0):
+    environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "HOME": str(cwd)}
+    done = subprocess.run(
+        [sys.executable, "-m", "mixerloop", *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def refused(*arguments, cwd):
+    done = mixerloop(*arguments, cwd=cwd, code=2)
+    assert done.stdout == ""
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("mixerloop: ")
+    return line
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Three small runs trained on small text, two of them of one architecture."""
+    place = tmp_path_factory.mktemp("evaluate")
+    lines = (BUNDLE / "eval_data/made/colours.jsonl").read_text().splitlines()
+    text = "\n".join(f"{line} tale {n}" for n in range(40) for line in lines)
+    stories = [json.dumps({"text": text[n * 150 : n * 150 + 150]}) for n in range(200)]
+    (place / "text.jsonl").write_text("\n".join(stories) + "\n")
+    mixerloop(
+        *("data", "prepare", "text", "text.jsonl", "--vocab-size", 300, "--out", "data"),
+        *("--held-out-share", 0.2, "--workers", 1),
+        cwd=place,
+    )
+    for name, schedule, seed in (
+        ("mixer-1", "mixer_loop(2)", 1),
+        ("mixer-2", "mixer_loop(2)", 2),
+        ("full-1", "full_loop(2)", 1),
+    ):
+        config = MODEL.format(vocab=300, schedule=schedule) + TRAINED.format(data="data")
+        (place / f"{name}.toml").write_text(config)
+        mixerloop("train", f"{name}.toml", "--out", name, "--train.seed", seed, cwd=place)
+    return place
+
+
+@pytest.fixture
+def run(place, tmp_path):
+    """A run of the test's own, with the data beside it."""
+    shutil.copytree(place / "data", tmp_path / "data")
+    return Path(shutil.copytree(place / "mixer-1", tmp_path / "run"))
+
+
+def core(run, *arguments):
+    return json.loads(
+        mixerloop(
+            *("evaluate", "core", run.name, "--bundle", BUNDLE, "--json", *arguments),
+            cwd=run.parent,
+        ).stdout
+    )
+
+
+def test_core_gives_programs_every_figure(run):
+    result = core(run, "--verify-sharing")
+    assert {"core_v1", "core_v2", "manipulation_v1", "manipulation_v2"} <= result.keys()
+    assert list(result["tasks"]) == ["colours", "pronouns", "endings"]
+    for task in result["tasks"].values():
+        keys = {"accuracy", "centered_v1", "centered_v2", "examples", "cropped_share"}
+        assert keys <= task.keys()
+        low, high = task["accuracy_interval"]
+        assert low <= task["accuracy"] <= high
+    colours = result["tasks"]["colours"]
+    assert colours["centered_v1"] == pytest.approx((colours["accuracy"] - 0.25) / 0.75)
+    mean = sum(task["centered_v1"] for task in result["tasks"].values()) / 3
+    assert result["core_v1"] == pytest.approx(mean)
+    assert result["decisions_differing"] == 0
+    assert result["tokens_processed"] < result["tokens_plain"]
+    assert result["comparable"] is False
+    assert "22 of the 22 tasks were not asked" in result["not_comparable_because"][0]
+    assert result["provenance"]["checkpoint_sha256"]
+    assert json.loads((run / "results/core.json").read_text()) == result
+    answers = lines_of(run / "results/core/colours.jsonl")
+    assert [one["example"] for one in answers] == list(range(8))
+
+
+def test_core_shows_people_a_table_with_what_guessing_scores(run):
+    done = mixerloop("evaluate", "core", "run", "--bundle", BUNDLE, cwd=run.parent)
+    assert "colours" in done.stdout
+    assert "guessing scores" in done.stdout
+    assert "not comparable with other results" in done.stdout
+    assert done.stdout.strip().splitlines()[-1].startswith("kept in run/results/core.json")
+
+
+def test_plain_scoring_takes_the_same_decisions(run):
+    shared = core(run)
+    plain = core(run, "--plain", "--out", "plain")
+    assert plain["tokens_processed"] > shared["tokens_processed"]
+    for label in shared["tasks"]:
+        found, expected = (
+            [one["decision"] for one in lines_of(folder / f"{label}.jsonl")]
+            for folder in (run / "results/core", run.parent / "plain/core")
+        )
+        assert found == expected
+
+
+def test_some_tasks_have_no_core_and_the_rest_can_be_asked_later(run):
+    part = core(run, "--tasks", "endings")
+    assert part["core_v1"] is None
+    before = (run / "results/core/endings.jsonl").stat().st_mtime_ns
+    assert core(run)["core_v1"] is not None
+    assert (run / "results/core/endings.jsonl").stat().st_mtime_ns == before
+
+
+def test_a_limit_is_marked_and_other_settings_are_not_mixed(run):
+    limited = core(run, "--limit", "4")
+    assert limited["tasks"]["colours"]["examples"] == 4
+    assert "3 tasks were limited" in limited["not_comparable_because"][1]
+    line = refused("evaluate", "core", "run", "--bundle", BUNDLE, cwd=run.parent)
+    assert "holds answers with limit 4, not None; give --replace to drop them or --out" in line
+    assert core(run, "--replace")["tasks"]["colours"]["examples"] == 8
+
+
+SLOWLY = """
+import sys, time
+from mixerloop.evaluation.core import evaluate
+from mixerloop.evaluation.looped_scorer import LoopedScorer
+from mixerloop.cli.main import main
+
+evaluate.BLOCK_EXAMPLES = 2
+score = LoopedScorer.score
+LoopedScorer.score = lambda self, questions: (time.sleep({pause}), score(self, questions))[1]
+sys.argv = ["mixerloop", "evaluate", "core", {run!r}, "--bundle", {bundle!r}]
+main()
+"""
+
+
+def in_small_blocks(run, *, pause=0.0):
+    script = SLOWLY.format(run=run.name, bundle=str(BUNDLE), pause=pause)
+    return subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=run.parent,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def test_a_killed_evaluation_goes_on_to_the_same_answers(run):
+    undisturbed = Path(shutil.copytree(run, run.with_name("undisturbed")))
+    assert in_small_blocks(undisturbed).wait() == 0
+    process = in_small_blocks(run, pause=0.3)
+    parts = run / "results/core/parts"
+    while len(list(parts.glob("*.json"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (run / "results/core.json").exists()
+    begun = {path: path.read_bytes() for path in parts.glob("*.json")}
+    assert in_small_blocks(run).wait() == 0
+    for label in ("colours", "pronouns", "endings"):
+        found, expected = (
+            (one / f"results/core/{label}.jsonl").read_bytes() for one in (run, undisturbed)
+        )
+        assert found == expected
+    seconds = json.loads((run / "results/core.json").read_text())["tasks"]["colours"]["seconds"]
+    assert seconds > sum(json.loads(part)["seconds"] for part in begun.values())
+    assert list(parts.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--tasks", "colors"], "no task 'colors' in"),
+        (["--limit", "2"], "colours: 2 examples do not give 2 others to show"),
+        (["--limit", "0"], "--limit must be at least 1, got 0"),
+        (["--context", "0"], "--context must be at least 2, got 0"),
+        (["--schedule", "full_loop"], "say where with --out"),
+        (["--device", "cuda"], "torch finds no CUDA device here"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(run, arguments, named):
+    arguments = ["evaluate", "core", "run", "--bundle", BUNDLE, *arguments]
+    if "cuda" in arguments:
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("there is a CUDA device")
+    assert named in refused(*arguments, cwd=run.parent)
+    assert not (run / "results").exists()
+
+
+def test_a_broken_bundle_is_named_before_anything_is_written(run):
+    bundle = Path(shutil.copytree(BUNDLE, run.parent / "bundle"))
+    file = bundle / "eval_data/made/endings.jsonl"
+    file.write_text(file.read_text() + '{"context": "", "continuation": "b"}\n')
+    line = refused("evaluate", "core", "run", "--bundle", "bundle", cwd=run.parent)
+    assert "endings.jsonl, line 9: context is empty" in line
+    file.unlink()
+    line = refused("evaluate", "core", "run", "--bundle", "bundle", cwd=run.parent)
+    assert "no eval_data/made/endings.jsonl in this bundle" in line
+    assert not (run / "results").exists()
+
+
+def test_a_run_without_a_fitting_tokenizer_is_refused(tmp_path):
+    (tmp_path / "small.toml").write_text(MODEL.format(vocab=300, schedule="no_loop"))
+    mixerloop("init", "small.toml", "--out", "bare", cwd=tmp_path)
+    line = refused("evaluate", "core", "bare", "--bundle", BUNDLE, cwd=tmp_path)
+    assert "has no tokenizer" in line
+    large = train_tokenizer((BUNDLE / "core.yaml").read_text().splitlines() * 9, vocab_size=320)
+    (tmp_path / "large.model").write_bytes(large)
+    (tmp_path / "small.toml").write_text(MODEL.format(vocab=280, schedule="no_loop"))
+    line = refused(
+        *("init", "small.toml", "--tokenizer", "large.model", "--out", "other"), cwd=tmp_path
+    )
+    assert "do not fit" in line or "vocab" in line
+
+
+def test_nll_is_kept_with_every_document(run):
+    result = json.loads(
+        mixerloop("evaluate", "nll", "run", "--passes", 1, 2, "--json", cwd=run.parent).stdout
+    )
+    low, value, high = (result["nll"][key] for key in ("lower", "value", "upper"))
+    assert low < value < high
+    assert 0 < result["bits_per_byte"]["value"] < 8
+    assert result["by_passes"]["2"]["nll"] == result["nll"]
+    assert result["by_passes"]["1"]["nll"] != result["nll"]
+    assert [one["first"] for one in result["by_position"]] == [0, 1, 2, 4, 8, 16]
+    lines = lines_of(run / "results/nll.jsonl")
+    assert len(lines) == result["documents"]
+    nats, tokens = (sum(line[key] for line in lines) for key in ("nats", "tokens"))
+    assert nats / tokens == pytest.approx(value)
+    assert tokens == result["tokens"]
+    shown = mixerloop("evaluate", "nll", "run", cwd=run.parent).stdout
+    assert "bits per byte" in shown
+    assert shown.strip().splitlines()[-1] == "kept in run/results/nll.json"
+
+
+def test_data_that_does_not_belong_to_the_run_is_refused(run):
+    other = run.parent
+    (other / "more.txt").write_text("other words " * 50)
+    (other / "held.txt").write_text("held out words " * 50)
+    mixerloop(
+        *(
+            "data",
+            "prepare",
+            "text",
+            "more.txt",
+            "--held-out-files",
+            "held.txt",
+            "--vocab-size",
+            270,
+        ),
+        *("--out", "other", "--workers", 1),
+        cwd=other,
+    )
+    line = refused("evaluate", "nll", "run", "--data", "other", cwd=other)
+    assert "was made with another tokenizer than the run's" in line
+    assert "this schedule makes 1 to 2" in refused(
+        "evaluate", "nll", "run", "--passes", 3, cwd=other
+    )
+    assert "not a folder of hops" in refused("evaluate", "hops", "run", cwd=other)
+
+
+def test_compare_pairs_runs_by_example_and_groups_them_by_seed(place):
+    names = ["mixer-1", "mixer-2", "full-1"]
+    for name in names:
+        mixerloop("evaluate", "nll", name, cwd=place)
+        mixerloop("evaluate", "core", name, "--bundle", BUNDLE, cwd=place)
+    found = json.loads(mixerloop("evaluate", "compare", *names, "--json", cwd=place).stdout)
+    assert [(arm["name"], arm["seeds"]) for arm in found["arms"]] == [
+        ("2x(A2 F)", [1, 2]),
+        ("2x(2x(A F))", [1]),
+    ]
+    (pair,) = found["pairs"]
+    assert pair["seeds"] == "2 and 1 seeds"
+    for measure in ("core_v1", "core_v2", "nll"):
+        assert pair[measure]["verdict"] in ("resolved", "not resolved")
+        assert pair[measure]["lower"] <= pair[measure]["difference"] <= pair[measure]["upper"]
+    mixer, full = (arm["core_v1"] for arm in found["arms"])
+    assert pair["core_v1"]["difference"] == pytest.approx(mixer - full)
+    parts = sum(task["contribution"] for task in pair["tasks"].values())
+    assert parts == pytest.approx(mixer - full)
+    seeds = mixerloop("evaluate", "compare", "mixer-1", "mixer-2", cwd=place).stdout
+    assert "mixer-1 minus mixer-2 (one seed each" in seeds
+    assert "verdict" in seeds
+
+
+def test_comparisons_of_what_was_measured_otherwise_are_refused(place, tmp_path):
+    for name in ("mixer-1", "full-1"):
+        run = Path(shutil.copytree(place / name, tmp_path / name))
+        shutil.rmtree(run / "results", ignore_errors=True)
+    shutil.copytree(place / "data", tmp_path / "data")
+    compare = ("evaluate", "compare", "mixer-1", "full-1")
+    assert "nothing to compare yet" in refused(*compare, cwd=tmp_path)
+    mixerloop("evaluate", "core", "mixer-1", "--bundle", BUNDLE, cwd=tmp_path)
+    mixerloop("evaluate", "core", "full-1", "--bundle", BUNDLE, "--limit", 5, cwd=tmp_path)
+    assert "CORE was asked with limit 5, and of mixer-1 with None" in refused(
+        *compare, cwd=tmp_path
+    )
+    assert "is given twice" in refused("evaluate", "compare", "full-1", "full-1", cwd=tmp_path)
+
+
+def test_hops_are_kept_too(tmp_path):
+    write_hops(tmp_path / "hops", HopsSettings())
+    config = MODEL.format(vocab=12, schedule="mixer_loop(2)") + TRAINED.format(data="hops")
+    (tmp_path / "hops.toml").write_text(config.replace("context = 32\n", ""))
+    mixerloop("train", "hops.toml", "--out", "run", cwd=tmp_path)
+    done = mixerloop("evaluate", "hops", "run", "--sequences", 40, cwd=tmp_path)
+    assert done.stdout.strip().splitlines()[-1] == "kept in run/results/hops.json"
+    kept = json.loads((tmp_path / "run/results/hops.json").read_text())
+    assert [one["hops"] for one in kept["accuracy_by_hop"]] == [1, 2, 3, 4]
+    nll = json.loads(mixerloop("evaluate", "nll", "run", "--json", cwd=tmp_path).stdout)
+    assert nll["bits_per_byte"] is None
+    assert nll["documents"] == 4096

@@ -1,0 +1,146 @@
+"""Verdicts: right at their rate, and with the warnings that belong to them."""
+
+import numpy as np
+import pytest
+
+from mixerloop import paper
+from mixerloop.evaluation.core.metric import all_centered, core
+from mixerloop.evaluation.core.resampling import resampled_accuracies
+from mixerloop.evaluation.difference import Difference, Scores, difference
+from mixerloop.evaluation.intervals import bootstrap_ratio, resampled_ratios
+
+SIMULATIONS = 1000
+NOMINAL = (0.92, 0.98)  # of a 95 % interval, where 1,000 simulations are good to 0.7 %
+TASKS, EXAMPLES = 11, 60
+BASELINES = {str(task): 0.25 * (task % 3) for task in range(TASKS)}
+
+
+def synthetic(generator, num_runs, *, seeds_vary=0.0, better=0.0, examples=EXAMPLES):
+    """Answers of runs that share which examples are hard; `better` moves the first half."""
+    runs = generator.normal(0, seeds_vary, num_runs)
+    runs[: num_runs // 2] += better
+    right = {}
+    for task in BASELINES:
+        hard = generator.normal(0, 1.5, (examples, 1))
+        chance = 1 / (1 + np.exp(hard - runs - generator.normal(0, seeds_vary, num_runs)))
+        right[task] = generator.random((examples, num_runs)) < chance
+    return right
+
+
+def core_scores(right, seed=0):
+    points = {task: found.mean(axis=0) for task, found in right.items()}
+    drawn = resampled_accuracies(right, seed=seed)
+    return Scores(core(all_centered(points, BASELINES)), core(all_centered(drawn, BASELINES)))
+
+
+def not_resolved(draw, *, same_seeds=False, simulations=SIMULATIONS):
+    """The share of simulated comparisons that come out so."""
+    generator = np.random.default_rng(0)
+    count = 0
+    for number in range(simulations):
+        scores = core_scores(draw(generator), seed=number)
+        half = len(scores.points) // 2
+        found = difference(
+            scores.of(range(half)),
+            scores.of(range(half, 2 * half)),
+            same_seeds=same_seeds,
+            seed=number,
+        )
+        count += found.verdict == "not resolved"
+    return count / simulations
+
+
+def test_two_halves_of_one_models_examples_are_not_resolved_at_the_nominal_rate():
+    def halves(generator):
+        whole = synthetic(generator, 1, examples=2 * EXAMPLES)
+        return {
+            task: np.stack(np.split(generator.permutation(found[:, 0]), 2), axis=1)
+            for task, found in whole.items()
+        }
+
+    low, high = NOMINAL
+    assert low <= not_resolved(halves) <= high
+
+
+def test_two_seeds_of_one_architecture_are_not_resolved_at_the_nominal_rate():
+    low, high = NOMINAL
+    assert low <= not_resolved(lambda generator: synthetic(generator, 2)) <= high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_seeds", [2, 4])
+def test_seeds_that_vary_keep_the_rate(num_seeds):
+    """Two are pooled, four paired."""
+    rate = not_resolved(
+        lambda generator: synthetic(generator, 2 * num_seeds, seeds_vary=0.1),
+        same_seeds=True,
+        simulations=400,
+    )
+    low, high = NOMINAL
+    assert low <= rate <= high
+
+
+def test_a_better_architecture_is_resolved():
+    def better(generator):
+        return synthetic(generator, 6, seeds_vary=0.05, better=0.6)
+
+    generator = np.random.default_rng(3)
+    found = [core_scores(better(generator), seed=number) for number in range(20)]
+    verdicts = [difference(s.of(range(3)), s.of(range(3, 6)), same_seeds=True) for s in found]
+    assert all(one.verdict == "resolved" and one.difference > 0 for one in verdicts)
+
+
+def test_the_interval_of_a_difference_is_narrower_than_that_of_its_parts():
+    """Pairing pays: what is hard for both falls out."""
+    scores = core_scores(synthetic(np.random.default_rng(0), 2, examples=600))
+    found = difference(scores.of([0]), scores.of([1]), same_seeds=False)
+    apart = np.sqrt(2) * scores.replicates[:, 0].std() * 2 * 1.96
+    assert found.upper - found.lower < 0.9 * apart
+
+
+def test_equal_answers_differ_by_nothing():
+    right = {task: np.repeat(found, 2, axis=1) for task, found in synthetic_one().items()}
+    scores = core_scores(right)
+    found = difference(scores.of([0]), scores.of([1]), same_seeds=False)
+    assert found == Difference(0.0, 0.0, 0.0)
+    assert found.verdict == "not resolved"
+    again = core_scores({task: np.repeat(one, 4, axis=1) for task, one in synthetic_one().items()})
+    found = difference(again.of([0, 1]), again.of([2, 3]), same_seeds=True)
+    assert found == Difference(0.0, 0.0, 0.0)
+
+
+def synthetic_one():
+    return synthetic(np.random.default_rng(1), 1)
+
+
+def test_drawing_patterns_is_drawing_examples():
+    """The quick draw has the mean and spread of the slow one."""
+    right = synthetic(np.random.default_rng(2), 2, examples=300)["3"]
+    quick = resampled_accuracies({"3": right})["3"]
+    slow = resampled_ratios(right.astype(float), np.ones(right.shape))
+    np.testing.assert_allclose(quick.mean(axis=0), slow.mean(axis=0), atol=0.004)
+    np.testing.assert_allclose(np.cov(quick.T), np.cov(slow.T), rtol=0.15, atol=3e-5)
+
+
+def test_a_difference_of_core_is_the_sum_of_the_tasks_parts():
+    mixer, full = (paper.CORE["15m", loop].scores() for loop in ("mixer_loop", "full_loop"))
+    parts = {label: (mixer[label] - full[label]) / 22 for label in mixer}
+    assert sum(parts.values()) == pytest.approx(core(mixer) - core(full))
+    assert max(parts, key=lambda label: abs(parts[label])) == "boolq"
+
+
+def test_columns_are_resampled_together():
+    generator = np.random.default_rng(0)
+    numerators = generator.random((40, 2))
+    denominators = np.ones((40, 2))
+    ratios = resampled_ratios(numerators, denominators)
+    alone = bootstrap_ratio(numerators[:, 0], denominators[:, 0])
+    assert np.quantile(ratios[:, 0], 0.025) == pytest.approx(alone.lower, rel=1e-12)
+    same = resampled_ratios(np.repeat(numerators[:, :1], 2, axis=1), denominators)
+    np.testing.assert_array_equal(same[:, 0], same[:, 1])
+
+
+def test_what_a_resample_has_none_of_is_not_a_number():
+    ratios = resampled_ratios(np.array([[1.0], [0.0]]), np.array([[1.0], [0.0]]))
+    assert set(ratios[~np.isnan(ratios)]) == {1.0}
+    assert 0.1 < np.isnan(ratios).mean() < 0.4

@@ -1,0 +1,167 @@
+"""The held-out NLL against a plain sum over every token."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mixerloop.config import ModelConfig
+from mixerloop.data.batches import TokenWindows
+from mixerloop.data.hops import NOT_SCORED, Hops, HopsSettings
+from mixerloop.data.prepare import Settings, prepare
+from mixerloop.data.shards import TokenSplit, open_tokenizer
+from mixerloop.data.sources import text_files
+from mixerloop.evaluation.looped_scorer import LoopedScorer
+from mixerloop.evaluation.nll import edges, held_out_hops, held_out_text, measure, summarise
+from mixerloop.model.initialization import fresh_model
+from mixerloop.schedule import first_passes, full_loop, mixer_loop, no_loop
+
+CONTEXT = 16
+TOLERANCE = 1e-4  # nats of a sum over some hundred tokens in float32
+
+
+def documents(prefix, num):
+    return [f"{prefix} tale {n} of the old king, ünd his hat " * (n % 4 + 1) for n in range(num)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("nll")
+    for name, num in (("train", 30), ("valid", 9)):
+        lines = [json.dumps({"text": text}) + "\n" for text in documents(name, num)]
+        (root / f"{name}.jsonl").write_text("".join(lines))
+    prepare(
+        text_files([root / "train.jsonl"], [root / "valid.jsonl"]),
+        root / "data",
+        settings=Settings(vocab_size=320),
+        tokenizer_path=None,
+        workers=1,
+        progress=lambda what, done, total: None,
+    )
+    return root / "data"
+
+
+@pytest.fixture(scope="module")
+def split(folder):
+    return TokenSplit(folder, "held_out")
+
+
+@pytest.fixture(scope="module")
+def model(split):
+    sizes = {"num_layers": 2, "d_model": 16, "num_heads": 2, "d_head": 8, "d_ffn": 24}
+    vocab = split.manifest.vocab_size
+    return fresh_model(ModelConfig(**sizes, vocab_size=vocab, schedule="mixer_loop(2)"), seed=0)
+
+
+@pytest.fixture(scope="module")
+def held_out(split, folder):
+    return held_out_text(split, open_tokenizer(folder, split.manifest), context=CONTEXT)
+
+
+def plain_losses(model, split):
+    """Of every token but the first, window by window."""
+    tokens = torch.from_numpy(split.read(0, len(split)).astype(np.int64))
+    losses = []
+    for at in range(0, len(tokens) - 1, CONTEXT):
+        window = tokens[at : at + CONTEXT + 1]
+        with torch.no_grad():
+            logits = model(window[None, :-1])[0]
+        losses.append(F.cross_entropy(logits.double(), window[1:], reduction="none"))
+    return torch.cat(losses).numpy()
+
+
+def test_every_token_but_the_first_is_scored_once(model, split, held_out):
+    sums = measure(LoopedScorer(model), held_out)
+    losses = plain_losses(model, split)
+    assert sums.tokens.sum() == len(split) - 1 == len(losses) == held_out.num_tokens
+    assert sums.nats.sum() == pytest.approx(losses.sum(), abs=TOLERANCE)
+    starts = np.append(split.document_starts(), len(split))
+    for number, (begin, end) in enumerate(itertools.pairwise(starts)):
+        own = losses[max(0, begin - 1) : end - 1]
+        assert sums.tokens[number].sum() == len(own)
+        assert sums.nats[number].sum() == pytest.approx(own.sum(), abs=TOLERANCE)
+
+
+def test_positions_are_counted_within_the_window_in_octaves(model, split, held_out):
+    assert edges(16).tolist() == [0, 1, 2, 4, 8, 16]
+    assert edges(1).tolist() == [0, 1]
+    assert edges(20).tolist() == [0, 1, 2, 4, 8, 16, 20]
+    found = summarise(measure(LoopedScorer(model), held_out), held_out)
+    losses = plain_losses(model, split)
+    places = np.arange(len(losses)) % CONTEXT
+    assert [(one.first, one.last) for one in found.by_position][-1] == (8, 15)
+    for one in found.by_position:
+        here = (places >= one.first) & (places <= one.last)
+        assert one.nll.value == pytest.approx(losses[here].mean(), abs=TOLERANCE)
+        assert one.nll.lower <= one.nll.value <= one.nll.upper
+
+
+def test_bits_per_byte_are_those_of_the_text(model, split, held_out):
+    found = summarise(measure(LoopedScorer(model), held_out), held_out)
+    assert held_out.text_bytes is not None
+    assert held_out.text_bytes.sum() == sum(shard.text_bytes for shard in split.shards)
+    bits = plain_losses(model, split).sum() / np.log(2)
+    assert found.bits_per_byte is not None
+    assert found.bits_per_byte.value == pytest.approx(bits / held_out.text_bytes.sum(), rel=1e-5)
+    assert found.bits_per_byte.lower < found.bits_per_byte.value < found.bits_per_byte.upper
+
+
+def test_whole_windows_are_the_ones_training_measures(model, split, held_out):
+    windows = TokenWindows(split, CONTEXT)
+    inputs, labels = windows.read(np.arange(windows.num_windows))
+    with torch.no_grad():
+        logits = model(torch.from_numpy(inputs))
+    summed = F.cross_entropy(
+        logits.double().flatten(0, 1), torch.from_numpy(labels).flatten(), reduction="sum"
+    )
+    left = plain_losses(model, split)[windows.num_windows * CONTEXT :].sum()
+    nats = measure(LoopedScorer(model), held_out).nats.sum()
+    assert nats == pytest.approx(float(summed) + left, abs=TOLERANCE)
+
+
+def test_fewer_passes_are_another_model(model, split, held_out):
+    one_pass = first_passes(model.schedule, 1)
+    assert one_pass == no_loop(2)
+    sums = measure(LoopedScorer(model, schedule=one_pass), held_out)
+    assert sums.nats.sum() != measure(LoopedScorer(model), held_out).nats.sum()
+
+
+def test_the_first_passes_of_a_loop_are_the_loop_with_fewer():
+    assert first_passes(mixer_loop(3, 4), 2) == mixer_loop(3, 2)
+    assert first_passes(full_loop(3, 4), 3) == full_loop(3, 3)
+    assert first_passes(full_loop(3, 4), 4) == full_loop(3, 4)
+    with pytest.raises(ValueError, match="num_passes must be at least 1"):
+        first_passes(full_loop(3, 4), 0)
+
+
+def test_of_hops_the_answers_are_scored_by_sequence(monkeypatch):
+    hops = Hops(HopsSettings(), "held_out")
+    monkeypatch.setattr(hops, "num_windows", 50)
+    sizes = {"num_layers": 1, "d_model": 16, "num_heads": 2, "d_head": 8, "d_ffn": 24}
+    model = fresh_model(ModelConfig(**sizes, vocab_size=12, schedule="mixer_loop(2)"), seed=0)
+    held_out = held_out_hops(hops)
+    sums = measure(LoopedScorer(model), held_out)
+    inputs, labels = hops.read(np.arange(50))
+    with torch.no_grad():
+        logits = model(torch.from_numpy(inputs)).double()
+    expected = F.cross_entropy(
+        logits.transpose(1, 2), torch.from_numpy(labels), ignore_index=NOT_SCORED, reduction="none"
+    )
+    np.testing.assert_allclose(sums.nats.sum(axis=1), expected.sum(1), atol=TOLERANCE)
+    assert sums.tokens.sum() == held_out.num_tokens == 50 * 8
+    assert summarise(sums, held_out).bits_per_byte is None
+
+
+def test_progress_ends_at_all_tokens(model, held_out):
+    seen = []
+    measure(LoopedScorer(model), held_out, progress=lambda *args: seen.append(args))
+    assert seen[-1] == (held_out.num_tokens, held_out.num_tokens)
+
+
+def test_an_empty_split_or_context_is_refused(folder, split, tmp_path):
+    tokenizer = open_tokenizer(folder, split.manifest)
+    with pytest.raises(ValueError, match="context must be at least 1, got 0"):
+        held_out_text(split, tokenizer, context=0)
