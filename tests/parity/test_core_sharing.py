@@ -1,5 +1,6 @@
 """The real tasks, scored with shared prefixes and without."""
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -33,8 +34,10 @@ def test_sharing_changes_no_decision_and_saves_most_tokens(tmp_path):
     )
     (tmp_path / "tokenizer.model").write_bytes(train_tokenizer(texts, vocab_size=VOCAB))
     tokenizer = Tokenizer(tmp_path / "tokenizer.model")
-    sizes = {"num_layers": 1, "d_model": 16, "num_heads": 2, "d_head": 8, "d_ffn": 16}
-    model = fresh_model(ModelConfig(**sizes, vocab_size=VOCAB, schedule="mixer_loop(2)"), seed=0)
+    sizes = ModelConfig(num_layers=1, d_model=16, num_heads=2, d_head=8, d_ffn=16, vocab_size=50)
+    model = fresh_model(
+        dataclasses.replace(sizes, vocab_size=VOCAB, schedule="mixer_loop(2)"), seed=0
+    )
     plain_tokens = shared_tokens = 0
     for one in tasks:
         shared, plain = LoopedScorer(model), LoopedScorer(model, share_prefixes=False)

@@ -83,8 +83,8 @@ def test_batches_of_any_size_give_the_same_scores(tiny_model, seed, most_tokens,
 def tiny_model():
     from mixerloop.config import ModelConfig
 
-    sizes = {"num_layers": 2, "d_model": 16, "num_heads": 2, "d_head": 8, "d_ffn": 24}
-    return fresh_model(ModelConfig(**sizes, vocab_size=50, schedule="mixer_loop(2)"), seed=0)
+    sizes = ModelConfig(num_layers=2, d_model=16, num_heads=2, d_head=8, d_ffn=24, vocab_size=50)
+    return fresh_model(dataclasses.replace(sizes, vocab_size=50, schedule="mixer_loop(2)"), seed=0)
 
 
 def test_another_schedule_is_scored_when_it_is_asked_for(model, tiny):

@@ -181,8 +181,12 @@ def test_the_public_bundle_is_downloaded_once_and_kept_only_if_it_is_one(folder,
         assert len(find_bundle(None, download=download).tasks) == 3
     assert fetched == [bundles.PUBLIC]
     bundles.cache().unlink()
+
+    def astray(url, to):
+        to.write_bytes(b"no bundle")
+
     with pytest.raises(ValueError, match="cannot be unpacked"):
-        find_bundle(None, download=lambda url, to: to.write_bytes(b"no bundle"))
+        find_bundle(None, download=astray)
     assert list(bundles.cache().parent.iterdir()) == []
 
 

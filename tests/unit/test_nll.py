@@ -1,5 +1,6 @@
 """The held-out NLL against a plain sum over every token."""
 
+import dataclasses
 import itertools
 import json
 
@@ -51,9 +52,11 @@ def split(folder):
 
 @pytest.fixture(scope="module")
 def model(split):
-    sizes = {"num_layers": 2, "d_model": 16, "num_heads": 2, "d_head": 8, "d_ffn": 24}
+    sizes = ModelConfig(num_layers=2, d_model=16, num_heads=2, d_head=8, d_ffn=24, vocab_size=50)
     vocab = split.manifest.vocab_size
-    return fresh_model(ModelConfig(**sizes, vocab_size=vocab, schedule="mixer_loop(2)"), seed=0)
+    return fresh_model(
+        dataclasses.replace(sizes, vocab_size=vocab, schedule="mixer_loop(2)"), seed=0
+    )
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +143,8 @@ def test_the_first_passes_of_a_loop_are_the_loop_with_fewer():
 def test_of_hops_the_answers_are_scored_by_sequence(monkeypatch):
     hops = Hops(HopsSettings(), "held_out")
     monkeypatch.setattr(hops, "num_windows", 50)
-    sizes = {"num_layers": 1, "d_model": 16, "num_heads": 2, "d_head": 8, "d_ffn": 24}
-    model = fresh_model(ModelConfig(**sizes, vocab_size=12, schedule="mixer_loop(2)"), seed=0)
+    sizes = ModelConfig(num_layers=1, d_model=16, num_heads=2, d_head=8, d_ffn=24, vocab_size=50)
+    model = fresh_model(dataclasses.replace(sizes, vocab_size=12, schedule="mixer_loop(2)"), seed=0)
     held_out = held_out_hops(hops)
     sums = measure(LoopedScorer(model), held_out)
     inputs, labels = hops.read(np.arange(50))

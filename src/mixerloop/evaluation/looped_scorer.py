@@ -31,7 +31,7 @@ STATE_BYTES = 512 * 2**20
 """Of the states that are held at a time."""
 WORTH_SHARING = 16
 """Tokens; to save fewer is not worth a copy of the states."""
-UNEVEN_TRUNKS = 0.01
+UNEVEN_TRUNKS = 0.005
 """How much of a batch's shared tokens may be left to its branches, where each costs several."""
 
 

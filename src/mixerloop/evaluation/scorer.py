@@ -46,22 +46,25 @@ def common_prefix(sequences: Sequence[np.ndarray]) -> int:
     return length if same.all() else int(same.argmin())
 
 
+WORTH_A_BATCH = 256
+"""Tokens; a smaller batch costs more by being one than a larger one costs by its padding."""
+
+
 def batches_by_length(
     lengths: Sequence[int], *, most_tokens: int, most_rows: int, most_padding: float = 0.125
 ) -> list[list[int]]:
     """Numbers of sequences to run together, long ones first, padded to the longest of a batch.
 
     A batch ends where another row would go over a limit, or would make the batch hold more padding
-    than `most_padding`, unless the batch is so small that running it alone would cost more.
+    than `most_padding`, unless the batch is too small to stand alone.
     """
-    worth_it = most_tokens // 16
     batches: list[list[int]] = []
     width = filled = 0
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         rows = len(batches[-1]) + 1 if batches else 0
         padding = 1 - (filled + lengths[index]) / max(1, width * rows)
         full = rows > most_rows or rows * width > most_tokens
-        if not batches or full or (padding > most_padding and width * rows > worth_it):
+        if not batches or full or (padding > most_padding and width * rows > WORTH_A_BATCH):
             batches.append([])
             width, filled = lengths[index], 0
         batches[-1].append(index)
