@@ -23,6 +23,7 @@ COST = {
 PREFILL = "1.34 x at 15m, batch 32; 1.52 x at 110m, batch 16"
 """Mixer over full, bfloat16 on an RTX 3090 Ti, 1,024 tokens."""
 
+CORE_CONTEXT = 1024
 CORE_UPPER = (
     *("hellaswag_zeroshot", "jeopardy", "bigbench_qa_wikidata", "arc_easy", "arc_challenge"),
     *("copa", "commonsense_qa", "piqa", "openbook_qa", "lambada_openai", "boolq"),

@@ -93,6 +93,19 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
+def check_can_hold(folder: Path) -> None:
+    """Refuse, before any work, a folder that could not be made or written to."""
+    whole = folder.resolve()
+    for path in (whole, *whole.parents):
+        if (path / CONTENTS).exists() or path.parent.name == CHECKPOINTS:
+            raise ValueError(f"{folder}: lies in a checkpoint, which holds what was sealed only")
+    there = next(path for path in (whole, *whole.parents) if path.exists())
+    if not there.is_dir():
+        raise ValueError(f"{there}: is a file, and results go into a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"{there}: cannot be written to")
+
+
 def remove_folder(path: Path) -> None:
     """Take a folder's name away at once, then its files."""
     beside = _beside(path)
@@ -181,12 +194,17 @@ def find_checkpoint(path: Path) -> Path:
 
 def results_folder(path: Path) -> Path:
     """Where the results of a run are kept, or those of one of its checkpoints."""
+    if is_checkpoint_outside_run(path):
+        raise ValueError(f"{path}: a checkpoint outside a run; say where results go with --out")
     if not (path / CONTENTS).exists():
         return path / RESULTS
     here = path.resolve()
-    if here.parent.name != CHECKPOINTS:
-        raise ValueError(f"{path}: a checkpoint outside a run; say where results go with --out")
     return here.parent.parent / RESULTS / here.name
+
+
+def is_checkpoint_outside_run(path: Path) -> bool:
+    """Whether this is a checkpoint without a run round it."""
+    return (path / CONTENTS).exists() and path.resolve().parent.name != CHECKPOINTS
 
 
 def checkpoints(run: Path) -> dict[int, Path]:

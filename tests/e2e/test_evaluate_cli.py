@@ -1,5 +1,6 @@
 """`mixerloop evaluate` as a user runs it, on a small bundle written for the tests."""
 
+import io
 import json
 import math
 import os
@@ -11,7 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
+import sentencepiece
 
+from mixerloop import runs
 from mixerloop.data.hops import HopsSettings, write_hops
 from mixerloop.data.tokenizer import train_tokenizer
 
@@ -120,7 +123,10 @@ def test_core_gives_programs_every_figure(run):
     assert result["decisions_differing"] == 0
     assert result["tokens_processed"] < result["tokens_plain"]
     assert result["comparable"] is False
-    assert "22 of the 22 tasks were not asked" in result["not_comparable_because"][0]
+    assert result["not_comparable_because"] == [
+        "22 of the 22 tasks were not asked",
+        "3 tasks are not CORE's",
+    ]
     assert result["provenance"]["checkpoint_sha256"]
     assert json.loads((run / "results/core.json").read_text()) == result
     answers = lines_of(run / "results/core/colours.jsonl")
@@ -158,10 +164,18 @@ def test_some_tasks_have_no_core_and_the_rest_can_be_asked_later(run):
 def test_a_limit_is_marked_and_other_settings_are_not_mixed(run):
     limited = core(run, "--limit", "4")
     assert limited["tasks"]["colours"]["examples"] == 4
-    assert "3 tasks were limited" in limited["not_comparable_because"][1]
+    assert "3 tasks were limited" in limited["not_comparable_because"][2]
     line = refused("evaluate", "core", "run", "--bundle", BUNDLE, cwd=run.parent)
     assert "holds answers with limit 4, not None; give --replace to drop them or --out" in line
     assert core(run, "--replace")["tasks"]["colours"]["examples"] == 8
+    before = (run / "results/core/endings.jsonl").stat().st_mtime_ns
+    core(run, "--replace")  # nothing is dropped that belongs to these settings
+    assert (run / "results/core/endings.jsonl").stat().st_mtime_ns == before
+    bundle = Path(shutil.copytree(BUNDLE, run.parent / "bundle"))
+    file = bundle / "eval_data/made/endings.jsonl"
+    file.write_text(file.read_text().replace("snow", "milk"))
+    line = refused("evaluate", "core", "run", "--bundle", "bundle", cwd=run.parent)
+    assert "holds answers with bundle" in line
 
 
 SLOWLY = """
@@ -215,11 +229,15 @@ def test_a_killed_evaluation_goes_on_to_the_same_answers(run):
     ("arguments", "named"),
     [
         (["--tasks", "colors"], "no task 'colors' in"),
-        (["--limit", "2"], "colours: 2 examples do not give 2 others to show"),
+        (["--limit", "2"], "colours: 2 examples are too few"),
         (["--limit", "0"], "--limit must be at least 1, got 0"),
         (["--context", "0"], "--context must be at least 2, got 0"),
         (["--schedule", "full_loop"], "say where with --out"),
         (["--device", "cuda"], "torch finds no CUDA device here"),
+        (["--plain", "--verify-sharing"], "with --plain nothing is shared"),
+        (["--out", "run/checkpoints/step-4"], "lies in a checkpoint"),
+        (["--out", "run/checkpoints/step-9/new"], "lies in a checkpoint"),
+        (["--out", "data/manifest.json/x"], "is a file, and results go into a folder"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(run, arguments, named):
@@ -245,18 +263,63 @@ def test_a_broken_bundle_is_named_before_anything_is_written(run):
     assert not (run / "results").exists()
 
 
+def sentencepiece_model(**options):
+    model = io.BytesIO()
+    lines = (BUNDLE / "core.yaml").read_text().splitlines() * 9
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **options,
+    )
+    return model.getvalue()
+
+
 def test_a_run_without_a_fitting_tokenizer_is_refused(tmp_path):
     (tmp_path / "small.toml").write_text(MODEL.format(vocab=300, schedule="no_loop"))
+    ask = ("--bundle", BUNDLE)
     mixerloop("init", "small.toml", "--out", "bare", cwd=tmp_path)
-    line = refused("evaluate", "core", "bare", "--bundle", BUNDLE, cwd=tmp_path)
-    assert "has no tokenizer" in line
-    large = train_tokenizer((BUNDLE / "core.yaml").read_text().splitlines() * 9, vocab_size=320)
-    (tmp_path / "large.model").write_bytes(large)
-    (tmp_path / "small.toml").write_text(MODEL.format(vocab=280, schedule="no_loop"))
-    line = refused(
-        *("init", "small.toml", "--tokenizer", "large.model", "--out", "other"), cwd=tmp_path
+    assert "has no tokenizer" in refused("evaluate", "core", "bare", *ask, cwd=tmp_path)
+    (tmp_path / "bare.model").write_bytes(sentencepiece_model(vocab_size=60, bos_id=-1))
+    mixerloop("init", "small.toml", "--tokenizer", "bare.model", "--out", "no-start", cwd=tmp_path)
+    line = refused("evaluate", "core", "no-start", *ask, cwd=tmp_path)
+    assert "its tokenizer has no start token" in line
+    mixerloop("init", "small.toml", "--tokenizer", "bare.model", "--out", "other", cwd=tmp_path)
+    checkpoint = tmp_path / "other/checkpoints/step-0"
+    (checkpoint / "tokenizer.model").write_bytes(
+        train_tokenizer(Path(__file__).read_text().splitlines(), vocab_size=500)
     )
-    assert "do not fit" in line or "vocab" in line
+    runs.seal(checkpoint)
+    line = refused("evaluate", "core", "other", *ask, cwd=tmp_path)
+    assert "tokenizer.model: " in line
+    assert "token ids do not fit the model's 300" in line
+    assert not (tmp_path / "other/results").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("core/settings.json", "null", "holds answers with settings.json that cannot be read"),
+        ("core/colours.work.json", "null", "colours.work.json: not as it was written"),
+        ("core/colours.jsonl", "", "colours.jsonl: not as it was written (no answers)"),
+        ("core/colours.jsonl", "{}\n", "colours.jsonl: not as it was written (line 1"),
+    ],
+)
+def test_damaged_answers_are_named(run, name, content, named):
+    core(run)
+    path = run / "results" / name
+    path.write_text(content)
+    line = refused("evaluate", "core", "run", "--bundle", BUNDLE, cwd=run.parent)
+    assert named in line
+
+
+def test_answers_that_were_cut_off_are_not_scored(run):
+    core(run)
+    path = run / "results/core/colours.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+    line = refused("evaluate", "core", "run", "--bundle", BUNDLE, cwd=run.parent)
+    assert "3 answers to 8 examples" in line
 
 
 def test_nll_is_kept_with_every_document(run):
@@ -317,9 +380,10 @@ def test_compare_pairs_runs_by_example_and_groups_them_by_seed(place):
         ("2x(2x(A F))", [1]),
     ]
     (pair,) = found["pairs"]
-    assert pair["seeds"] == "2 and 1 seeds"
+    assert pair["seeds"].startswith("2 and 1 seeds")
     for measure in ("core_v1", "core_v2", "nll"):
-        assert pair[measure]["verdict"] in ("resolved", "not resolved")
+        zero_inside = pair[measure]["lower"] <= 0 <= pair[measure]["upper"]
+        assert pair[measure]["verdict"] == ("not resolved" if zero_inside else "resolved")
         assert pair[measure]["lower"] <= pair[measure]["difference"] <= pair[measure]["upper"]
     mixer, full = (arm["core_v1"] for arm in found["arms"])
     assert pair["core_v1"]["difference"] == pytest.approx(mixer - full)
@@ -330,19 +394,37 @@ def test_compare_pairs_runs_by_example_and_groups_them_by_seed(place):
     assert "verdict" in seeds
 
 
-def test_comparisons_of_what_was_measured_otherwise_are_refused(place, tmp_path):
+def test_results_of_another_model_are_not_compared(place, tmp_path):
     for name in ("mixer-1", "full-1"):
         run = Path(shutil.copytree(place / name, tmp_path / name))
         shutil.rmtree(run / "results", ignore_errors=True)
     shutil.copytree(place / "data", tmp_path / "data")
     compare = ("evaluate", "compare", "mixer-1", "full-1")
     assert "nothing to compare yet" in refused(*compare, cwd=tmp_path)
-    mixerloop("evaluate", "core", "mixer-1", "--bundle", BUNDLE, cwd=tmp_path)
-    mixerloop("evaluate", "core", "full-1", "--bundle", BUNDLE, "--limit", 5, cwd=tmp_path)
-    assert "CORE was asked with limit 5, and of mixer-1 with None" in refused(
-        *compare, cwd=tmp_path
+    mixerloop("evaluate", "nll", "mixer-1", cwd=tmp_path)
+    mixerloop("evaluate", "nll", "full-1", cwd=tmp_path)
+    mixerloop("evaluate", "nll", "mixer-1", "--schedule", "no_loop", "--out", "one", cwd=tmp_path)
+    two = json.loads(
+        mixerloop("evaluate", "compare", "mixer-1", "one", "--json", cwd=tmp_path).stdout
     )
-    assert "is given twice" in refused("evaluate", "compare", "full-1", "full-1", cwd=tmp_path)
+    assert [arm["name"] for arm in two["arms"]] == ["2x(A2 F)", "2x(A F)"]
+    assert two["warnings"] == ["CORE is left out: it was not measured of mixer-1"]
+    line = refused("evaluate", "compare", "full-1", "full-1", cwd=tmp_path)
+    assert "full-1 and full-1 are the same model" in line
+    shutil.copytree(
+        tmp_path / "mixer-1/checkpoints/step-0", tmp_path / "mixer-1/checkpoints/step-9"
+    )
+    assert "its results are not of mixer-1/checkpoints/step-9" in refused(*compare, cwd=tmp_path)
+    shutil.rmtree(tmp_path / "mixer-1/checkpoints/step-9")
+    documents = tmp_path / "mixer-1/results/nll.jsonl"
+    whole = documents.read_text()
+    for damaged, named in (
+        (whole.replace('"nats": ', '"nats": NaN, "was": ', 1), "line 1: nan is no number"),
+        ("[]\n" + whole, "line 1"),
+        ("".join(whole.splitlines(keepends=True)[1:]), "its documents are others"),
+    ):
+        documents.write_text(damaged)
+        assert named in refused(*compare, cwd=tmp_path)
 
 
 def test_hops_are_kept_too(tmp_path):
@@ -354,6 +436,9 @@ def test_hops_are_kept_too(tmp_path):
     assert done.stdout.strip().splitlines()[-1] == "kept in run/results/hops.json"
     kept = json.loads((tmp_path / "run/results/hops.json").read_text())
     assert [one["hops"] for one in kept["accuracy_by_hop"]] == [1, 2, 3, 4]
+    other = mixerloop("evaluate", "hops", "run", "--schedule", "no_loop", cwd=tmp_path).stdout
+    assert other.strip().splitlines()[-1].startswith("not kept, for this is not the run's own")
+    assert json.loads((tmp_path / "run/results/hops.json").read_text()) == kept
     nll = json.loads(mixerloop("evaluate", "nll", "run", "--json", cwd=tmp_path).stdout)
     assert nll["bits_per_byte"] is None
     assert nll["documents"] == 4096

@@ -234,12 +234,15 @@ def test_tasks_are_read_in_order_with_the_first_number_of_shots():
     ("old", "new", "named"),
     [
         (b"schema", b"shema", "task 2: unknown icl_task_type 'shema'; did you mean schema"),
-        (b"num_fewshot: [0]", b"num_shots: [0]", "task 2: config: unknown key num_shots"),
+        (b"num_fewshot: [0]", b"num_shots: [0]", "task 2: unknown key num_shots"),
         (b"[10, 0]", b"[]", r"task 1: num_fewshot = \[\]"),
         (b"label: two", b"label: one", "one is there twice"),
         (b"label: two", b"label: ../two", "label '../two' is not a word"),
         (b"icl_tasks:", b"tasks:", "no list of tasks"),
         (b"icl_tasks:", b"icl_tasks: {", "not YAML"),
+        (b"icl_tasks:", b"icl_tasks: " + b"[" * 5000, "not YAML"),
+        (b"icl_tasks:", b"a: &a [x]\nb: *a\nicl_tasks:", "has aliases"),
+        (b"label: two", b"label: " + b"t" * 101, "is not a word"),
         (b"label: two", b"label: !!python/object/apply:os.getcwd []", "not YAML"),
     ],
 )
@@ -259,6 +262,7 @@ def test_a_line_ends_at_a_newline_and_at_nothing_else():
     [
         ("language_modeling", '{"context": "a"', "line 2: not JSON"),
         ("language_modeling", "", "line 2: not JSON"),
+        ("language_modeling", '{"context": "\\ud800", "continuation": "b"}', "no character"),
         ("language_modeling", "[1]", "line 2: not an object"),
         ("language_modeling", '{"context": "a"}', "line 2: continuation is missing"),
         ("language_modeling", '{"context": " ", "continuation": "b"}', "line 2: context is empty"),

@@ -86,7 +86,7 @@ def test_the_interval_of_a_ratio_covers_as_often_as_it_says():
 
 
 def test_an_interval_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="for each unit"):
+    with pytest.raises(ValueError, match="0 units have no interval"):
         bootstrap_ratio(np.zeros(0), np.zeros(0))
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from mixerloop.config import ModelConfig
 from mixerloop.data.batches import TokenWindows
 from mixerloop.data.hops import NOT_SCORED, Hops, HopsSettings
-from mixerloop.data.prepare import Settings, prepare
+from mixerloop.data.prepare import Settings, canonical, prepare
 from mixerloop.data.shards import TokenSplit, open_tokenizer
 from mixerloop.data.sources import text_files
 from mixerloop.evaluation.looped_scorer import LoopedScorer
@@ -105,7 +105,11 @@ def test_positions_are_counted_within_the_window_in_octaves(model, split, held_o
 def test_bits_per_byte_are_those_of_the_text(model, split, held_out):
     found = summarise(measure(LoopedScorer(model), held_out), held_out)
     assert held_out.text_bytes is not None
-    assert held_out.text_bytes.sum() == sum(shard.text_bytes for shard in split.shards)
+    total = sum(shard.text_bytes for shard in split.shards)
+    assert held_out.text_bytes.sum() == pytest.approx(total)
+    assert held_out.text_bytes.tolist() == pytest.approx(
+        [len(canonical(text).encode()) for text in documents("valid", 9)]
+    )
     bits = plain_losses(model, split).sum() / np.log(2)
     assert found.bits_per_byte is not None
     assert found.bits_per_byte.value == pytest.approx(bits / held_out.text_bytes.sum(), rel=1e-5)
@@ -164,7 +168,19 @@ def test_progress_ends_at_all_tokens(model, held_out):
     assert seen[-1] == (held_out.num_tokens, held_out.num_tokens)
 
 
-def test_an_empty_split_or_context_is_refused(folder, split, tmp_path):
+def test_bytes_are_those_of_the_text_though_the_tokenizer_wrote_others(folder, split, monkeypatch):
+    tokenizer = open_tokenizer(folder, split.manifest)
+    monkeypatch.setattr(tokenizer, "decode", lambda ids: "x" * len(ids))
+    held_out = held_out_text(split, tokenizer, context=CONTEXT)
+    assert held_out.text_bytes is not None
+    total = sum(shard.text_bytes for shard in split.shards)
+    assert held_out.text_bytes.sum() == pytest.approx(total)
+
+
+def test_one_document_or_no_context_is_refused(folder, split, monkeypatch):
     tokenizer = open_tokenizer(folder, split.manifest)
     with pytest.raises(ValueError, match="context must be at least 1, got 0"):
         held_out_text(split, tokenizer, context=0)
+    monkeypatch.setattr(split, "document_starts", lambda: np.array([0]))
+    with pytest.raises(ValueError, match="1 held-out documents give no interval; hold out more"):
+        held_out_text(split, tokenizer, context=CONTEXT)

@@ -1,6 +1,5 @@
 """`mixerloop evaluate`: what a trained model can do."""
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,7 +20,7 @@ from mixerloop.schedule import first_passes, num_passes_of
 if TYPE_CHECKING:
     from mixerloop.evaluation.hops_accuracy import HopsAccuracy
     from mixerloop.evaluation.intervals import Estimate
-    from mixerloop.evaluation.nll import NLL, DocumentSums, HeldOut
+    from mixerloop.evaluation.nll import NLL, HeldOut
 
 HELP = """Measure trained models, each figure with its interval, and compare them.
 
@@ -35,16 +34,15 @@ HOPS_HELP = """Accuracy by the number of hops, beside a guess.
 
 examples:
   mixerloop evaluate hops runs/nano-hops-mixer_loop
-  mixerloop evaluate hops RUN --schedule "mixer_loop(2)" --out two-passes --json
+  mixerloop evaluate hops RUN --schedule "mixer_loop(2)" --json
 """
 NLL_HELP = """Next-token NLL and bits per byte of everything held out, by document and position.
 
 examples:
   mixerloop evaluate nll RUN
-  mixerloop evaluate nll RUN --data data/other --out other-data
+  mixerloop evaluate nll RUN --data data/other --out on-other-data
   mixerloop evaluate nll RUN --passes 1 2 3 4
 """
-FEW_DOCUMENTS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +59,11 @@ class Hops(Opening):
         from mixerloop.data.batches import fingerprint, hops_settings
         from mixerloop.data.hops import Hops as HopsTask
         from mixerloop.evaluation.hops_accuracy import hops_accuracy
+        from mixerloop.evaluation.kept_results import HOPS
+        from mixerloop.ops.precision import compute_in
 
-        if self.sequences < 1:
-            raise ValueError(f"--sequences must be at least 1, got {self.sequences}")
+        if self.sequences < 2:
+            raise ValueError(f"--sequences must be at least 2, got {self.sequences}")
         opened = self.open()
         data = opened.data(self.data)
         settings = hops_settings(data)
@@ -72,19 +72,22 @@ class Hops(Opening):
         hops = HopsTask(settings, "held_out")
         check_fits(data, hops.vocab_size, opened.config.model.vocab_size)
         logits_at = partial(opened.model, schedule=opened.schedule)
-        found = hops_accuracy(logits_at, hops, num_sequences=self.sequences)
+        with compute_in(opened.compute_dtype, opened.device.type):
+            found = hops_accuracy(
+                logits_at, hops, num_sequences=self.sequences, device=opened.device
+            )
         result = opened.heading() | {
             "accuracy_by_hop": [
                 asdict(one) | {"accuracy": one.accuracy._asdict()} for one in found
             ],
             "provenance": opened.provenance(data=fingerprint(data)),
         }
-        path = opened.keep("hops.json", result)
+        opened.keep(HOPS, result)
         if self.json:
             print(runs.to_json(result), end="")
         else:
             _show_hops(str(self.run_path), notation(opened.schedule), found)
-            print(f"kept in {path}")
+            print(opened.where_kept(HOPS))
 
 
 def _show_hops(run: str, schedule: str, found: "list[HopsAccuracy]") -> None:
@@ -112,8 +115,12 @@ class HeldOutNLL(Opening):
     def run(self) -> None:
         """Measure, keep and print."""
         from mixerloop.data.batches import fingerprint
+        from mixerloop.evaluation.kept_results import NLL as NLL_FILE
+        from mixerloop.evaluation.kept_results import write_nll
         from mixerloop.evaluation.nll import measure, summarise
 
+        if self.context is not None and self.context < 1:
+            raise ValueError(f"--context must be at least 1, got {self.context}")
         opened = self.open()
         most = num_passes_of(opened.schedule)
         for number in self.passes:
@@ -134,19 +141,21 @@ class HeldOutNLL(Opening):
         result = opened.heading() | {
             **_nll_json(found),
             "context": held_out.context,
+            "warnings": _warnings(found),
             "by_passes": {str(number): _nll_json(one) for number, one in by_passes.items()},
             "provenance": opened.provenance(data=fingerprint(data)),
         }
-        path = _keep(opened, result, sums, held_out)
+        if opened.results is not None:
+            write_nll(opened.results, result, sums, held_out)
         if self.json:
             print(runs.to_json(result), end="")
             return
         _show_nll(str(self.run_path), notation(opened.schedule), found)
         for number, one in by_passes.items():
             print(f"after {number} of {most} passes: NLL {_interval(one.nll)}")
-        if found.documents < FEW_DOCUMENTS:
-            print(f"these intervals come from {found.documents} documents; do not trust them far")
-        print(f"kept in {path}")
+        for warning in result["warnings"]:
+            print(f"warning: {warning}")
+        print(opened.where_kept(NLL_FILE))
 
     def _held_out(self, opened: Opened, data: Path) -> "HeldOut":
         from mixerloop.data.batches import hops_settings
@@ -190,25 +199,12 @@ def _nll_json(found: "NLL") -> dict[str, Any]:
     }
 
 
-def _keep(
-    opened: Opened, result: dict[str, Any], sums: "DocumentSums", held_out: "HeldOut"
-) -> Path:
-    """The figures, and each document's own: what comparisons are made of."""
-    path = opened.keep("nll.json", result)
-    sizes = held_out.text_bytes
-    lines = [
-        json.dumps(
-            {
-                "document": number,
-                "nats": float(sums.nats[number].sum()),
-                "tokens": int(sums.tokens[number].sum()),
-                "bytes": None if sizes is None else int(sizes[number]),
-            }
-        )
-        for number in range(held_out.num_documents)
-    ]
-    runs.write_file(opened.results / "nll.jsonl", "\n".join(lines) + "\n")
-    return path
+def _warnings(found: "NLL") -> list[str]:
+    from mixerloop.evaluation.comparison import FEW_DOCUMENTS
+
+    if found.documents >= FEW_DOCUMENTS:
+        return []
+    return [f"the intervals come from {found.documents} documents; do not trust them far"]
 
 
 def _interval(found: "Estimate") -> str:

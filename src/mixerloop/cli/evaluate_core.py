@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mixerloop import runs
+from mixerloop import paper, runs
 from mixerloop.cli.opened import Opened, Opening
 from mixerloop.cli.progress_line import ProgressLine, duration
 from mixerloop.cli.tables import print_table, table_of
 from mixerloop.notation import notation
 
 if TYPE_CHECKING:
-    from mixerloop.evaluation.core.evaluate import AnswerFolder, AskedTask, Work
+    from mixerloop.evaluation.core.answer_folder import AnswerFolder
+    from mixerloop.evaluation.core.evaluate import AskedTask
     from mixerloop.evaluation.core.questions import Encode
     from mixerloop.evaluation.core.summary import CoreScore
     from mixerloop.evaluation.intervals import Estimate
@@ -40,7 +41,7 @@ class Core(Opening):
     """Only these tasks."""
     limit: int | None = None
     """Only the first examples of each task; such a score compares with no other."""
-    context: int = 1024
+    context: int = paper.CORE_CONTEXT
     """Tokens a prompt may have; longer ones lose their beginning."""
     plain: bool = False
     """Score every sequence whole instead of running shared beginnings once."""
@@ -51,15 +52,21 @@ class Core(Opening):
 
     def run(self) -> None:
         """Ask, keep and print."""
+        from mixerloop.evaluation.core.answer_folder import AnswerFolder
         from mixerloop.evaluation.core.bundle import find_bundle
-        from mixerloop.evaluation.core.evaluate import LEAST_CONTEXT, AnswerFolder, asked
+        from mixerloop.evaluation.core.evaluate import LEAST_CONTEXT, asked
         from mixerloop.evaluation.core.summary import summarise
+        from mixerloop.evaluation.kept_results import CORE, CORE_ANSWERS
 
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"--limit must be at least 1, got {self.limit}")
         if self.context < LEAST_CONTEXT:
             raise ValueError(f"--context must be at least {LEAST_CONTEXT}, got {self.context}")
+        if self.plain and self.verify_sharing:
+            raise ValueError("--verify-sharing: with --plain nothing is shared")
         opened = self.open()
+        if opened.results is None:
+            raise ValueError("--schedule: the answers are kept; say where with --out")
         tokenizer = opened.tokenizer()
         if tokenizer.bos_id < 0:
             raise ValueError(
@@ -68,7 +75,7 @@ class Core(Opening):
             )
         bundle = find_bundle(self.bundle)
         asking = [asked(bundle, task, limit=self.limit) for task in bundle.choose(self.tasks)]
-        folder = opened.results / "core"
+        folder = opened.results / CORE_ANSWERS
         folder.mkdir(parents=True, exist_ok=True)
         line = None if self.json else ProgressLine()
         with runs.locked(folder):
@@ -82,30 +89,32 @@ class Core(Opening):
             }
             kept.open(settings, bundle.tasks, replace=self.replace)
             scorer = opened.scorer(share_prefixes=not self.plain)
-            works = self._answer(kept, asking, scorer, tokenizer.encode_all, line)
-            answers = {one.task.label: kept.answers(one.task.label) for one in asking}
+            self._answer(kept, asking, scorer, tokenizer.encode_all, line)
+            works = {task.label: kept.work(task.label) for task in bundle.tasks}
+            works = {label: work for label, work in works.items() if work is not None}
+            done = [asked(bundle, task, limit=self.limit) for task in bundle.choose(tuple(works))]
+            answers = {one.task.label: kept.answers(one) for one in done}
             differing = None
             if self.verify_sharing:
                 plain = opened.scorer(share_prefixes=False)
                 differing = self._differing(kept, asking, plain, tokenizer.encode_all, line)
         if line is not None:
             line.close()
-        score = summarise(bundle, asking, answers, works, context=self.context)
+        score = summarise(bundle, done, answers, works, context=self.context)
         result = opened.heading() | {
             **score.to_json(),
             "decisions_differing": differing,
-            "context": self.context,
-            "limit": self.limit,
+            "settings": settings,
             "provenance": opened.provenance(
                 bundle=settings["bundle"], tokenizer=settings["tokenizer"]
             ),
         }
-        path = opened.keep("core.json", result)
+        opened.keep(CORE, result)
         if self.json:
             print(runs.to_json(result), end="")
         else:
             _show(str(self.run_path), opened, score, result)
-            print(f"kept in {path}, answers in {folder}")
+            print(f"{opened.where_kept(CORE)}, answers in {folder}")
 
     def _answer(
         self,
@@ -114,17 +123,13 @@ class Core(Opening):
         scorer: "Scorer",
         encode: "Encode",
         line: ProgressLine | None,
-    ) -> "dict[str, Work]":
+    ) -> None:
         """Answer every task that is not answered yet."""
-        done = {one.task.label: kept.work(one) for one in asking}
-        left = [one for one in asking if done[one.task.label] is None]
-        watch = _Watch(line, sum(len(one.examples) for one in left))
+        left = [one for one in asking if kept.work(one.task.label) is None]
+        answered = sum(kept.num_answered(one) for one in left)
+        watch = _Watch(line, sum(len(one.examples) for one in left) - answered)
         for one in left:
-            done[one.task.label] = kept.run(
-                one, scorer=scorer, encode=encode, context=self.context, progress=watch.task
-            )
-            watch.finished(len(one.examples))
-        return {label: work for label, work in done.items() if work is not None}
+            kept.run(one, scorer=scorer, encode=encode, context=self.context, progress=watch)
 
     def _differing(
         self,
@@ -141,43 +146,43 @@ class Core(Opening):
         differing = 0
         for one in asking:
             label = one.task.label
-            before = kept.answers(label)
+            before = kept.answers(one)
             for block in blocks(len(one.examples)):
+                fed = plain.tokens_processed
                 again = answers(one, block, scorer=plain, encode=encode, context=self.context)
                 differing += sum(
                     (a.decision, a.right) != (b.decision, b.right)
                     for a, b in zip(again, before[block.start : block.stop], strict=True)
                 )
-                watch.task(f"{label} again", block.stop, len(one.examples), plain.tokens_processed)
-            watch.finished(len(one.examples))
+                watch(f"{label} again", len(block), plain.tokens_processed - fed)
         return differing
 
 
 class _Watch:
-    """Progress over all tasks."""
+    """Progress over all examples that are to be answered."""
 
     def __init__(self, line: ProgressLine | None, total: int) -> None:
         self._line, self._total = line, total
-        self._before, self._began = 0, time.monotonic()
+        self._done = self._tokens = 0
+        self._began = time.monotonic()
 
-    def task(self, label: str, done: int, total: int, tokens: int) -> None:
-        """Some examples of a task are answered."""
+    def __call__(self, label: str, examples: int, tokens: int) -> None:
+        """Some more examples of a task are answered."""
+        self._done += examples
+        self._tokens += tokens
         if self._line is None:
             return
         seconds = time.monotonic() - self._began
-        share = (self._before + done) / self._total
+        share = self._done / self._total
         self._line.show(
-            f"{label}: {done:,} of {total:,} examples  {tokens / seconds:,.0f} tokens/s  "
-            f"{share:.0%} of all, {duration(seconds * (1 - share) / share)} left"
+            f"{label}: {self._done:,} of {self._total:,} examples  "
+            f"{self._tokens / seconds:,.0f} tokens/s  "
+            f"{duration(seconds * (1 - share) / share)} left"
         )
-
-    def finished(self, examples: int) -> None:
-        """A task is done."""
-        self._before += examples
 
 
 def _show(run: str, opened: Opened, score: "CoreScore", result: dict[str, Any]) -> None:
-    from mixerloop.evaluation.core.summary import VERSIONS
+    from mixerloop.evaluation.core.metric import VERSIONS
 
     print(f"{run}, schedule {notation(opened.schedule)}")
     table = table_of(
@@ -201,16 +206,20 @@ def _show(run: str, opened: Opened, score: "CoreScore", result: dict[str, Any]) 
     for version in VERSIONS:
         found, subset = score.core[version], score.manipulation[version]
         guess = score.guess_core[version]
-        if found is None or guess is None:
-            continue
-        print(f"CORE, baselines {version}: {_times_100(found)}", end="")
-        print("" if subset is None else f"   Manip. {_times_100(subset)}", end="")
-        print(
-            f"   (guessing scores {100 * guess['uniform']:.2f}, always the most frequent "
-            f"answer {100 * guess['majority']:.2f})"
-        )
+        said = []
+        if found is not None:
+            said.append(f"CORE {_times_100(found)}")
+        if subset is not None:
+            said.append(f"Manip. {_times_100(subset)}")
+        if guess is not None:
+            said.append(
+                f"guessing scores {100 * guess['uniform']:.2f}, always the most frequent answer "
+                f"{100 * guess['majority']:.2f}"
+            )
+        if said:
+            print(f"baselines {version}: {'; '.join(said)}")
     plain, processed = result["tokens_plain"], result["tokens_processed"]
-    print(f"{processed:,} tokens were run instead of {plain:,}: {plain / processed:.2f} x fewer")
+    print(f"{processed:,} tokens were run, padding included; scored whole it takes {plain:,}")
     if result["decisions_differing"] is not None:
         print(f"{result['decisions_differing']} decisions differ from scoring each sequence whole")
     for reason in score.not_comparable_because:

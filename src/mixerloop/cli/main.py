@@ -94,5 +94,5 @@ def _stop(number: int, frame: object) -> NoReturn:
 
 def _one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
+        return " ".join(f"{error.filename}: {error.strerror}".split())
     return shortened(" ".join(str(error).split()), most=1000)

@@ -12,6 +12,8 @@ from mixerloop.notation import notation, resolve
 from mixerloop.schedule import Schedule
 
 if TYPE_CHECKING:
+    import torch
+
     from mixerloop.data.tokenizer import Tokenizer
     from mixerloop.evaluation.looped_scorer import LoopedScorer
     from mixerloop.model.looped_lm import LoopedLM
@@ -24,7 +26,7 @@ class Opening:
     run_path: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(name="run", metavar="RUN")]
     """A run, or one of its checkpoints."""
     schedule: str | None = None
-    """Run under another schedule than the one the weights were trained with; needs --out."""
+    """Run under another schedule than the one the weights were trained with."""
     compute_dtype: ComputeDtype = "float32"
     """The type of the projections."""
     implementation: ImplementationChoice = "auto"
@@ -32,7 +34,7 @@ class Opening:
     device: Device = "auto"
     """Where to run."""
     out: Path | None = None
-    """Keep the results here instead of in RUN/results."""
+    """Keep the results here instead of in RUN/results, which has those of its own schedule only."""
     json: bool = False
     """Print JSON for programs, and no progress."""
 
@@ -43,9 +45,11 @@ class Opening:
         from mixerloop.ops.gated_delta_rule import choose_implementation
 
         machine.keep_freed_memory()
-        if self.schedule is not None and self.out is None:
-            raise ValueError("--schedule: RUN/results is for the run's own; say where with --out")
-        results = runs.results_folder(self.run_path) if self.out is None else self.out
+        results = self.out
+        if results is None and self.schedule is None:
+            results = runs.results_folder(self.run_path)
+        if results is not None:
+            runs.check_can_hold(results)
         folder = runs.find_checkpoint(self.run_path)
         device = find_device(self.device, option="--device")
         chosen = choose_implementation(self.implementation, device.type)
@@ -67,11 +71,17 @@ class Opened:
 
     folder: Path
     """The checkpoint."""
-    results: Path
+    results: Path | None
+    """Where results are kept, if they are."""
     model: "LoopedLM"
     config: RunConfig
     schedule: Schedule
     compute_dtype: ComputeDtype
+
+    @property
+    def device(self) -> "torch.device":
+        """Where the model is."""
+        return self.model.embedding.weight.device
 
     def scorer(
         self, *, schedule: Schedule | None = None, share_prefixes: bool = True
@@ -112,6 +122,7 @@ class Opened:
             "schedule": notation(self.schedule),
             "compute_dtype": self.compute_dtype,
             "implementation": self.model.implementation,
+            "device": self.device.type,
         }
 
     def heading(self) -> dict[str, Any]:
@@ -130,17 +141,22 @@ class Opened:
             checkpoint_sha256=facts["checkpoint"],
             implementation=facts["implementation"],
             compute_dtype=facts["compute_dtype"],
-            device=self.model.embedding.weight.device.type,
+            device=facts["device"],
             seed=None if train is None else train.seed,
             **more,
         )
 
-    def keep(self, name: str, result: dict[str, Any]) -> Path:
+    def keep(self, name: str, result: dict[str, Any]) -> None:
         """Write a result where results are kept."""
-        self.results.mkdir(parents=True, exist_ok=True)
-        path = self.results / name
-        runs.write_file(path, runs.to_json(result))
-        return path
+        if self.results is not None:
+            self.results.mkdir(parents=True, exist_ok=True)
+            runs.write_file(self.results / name, runs.to_json(result))
+
+    def where_kept(self, name: str) -> str:
+        """In words."""
+        if self.results is None:
+            return "not kept, for this is not the run's own schedule; --out keeps it"
+        return f"kept in {self.results / name}"
 
 
 def check_fits(what: object, num_ids: int, vocab_size: int) -> None:

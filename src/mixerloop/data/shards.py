@@ -190,14 +190,19 @@ def verify(folder: Path) -> Manifest:
     manifest = read_manifest(folder)
     tokenizer = open_tokenizer(folder, manifest)
     for split in get_args(Split):
-        for shard in manifest.shards(split):
-            _verify_shard(folder, shard, manifest, bos_id=tokenizer.bos_id)
+        verify_split(folder, manifest, split, bos_id=tokenizer.bos_id)
     both = np.intersect1d(
         document_hashes(folder, manifest.train), document_hashes(folder, manifest.held_out)
     )
     if len(both):
         raise ValueError(f"{folder}: {len(both)} documents are in both splits")
     return manifest
+
+
+def verify_split(folder: Path, manifest: Manifest, split: Split, *, bos_id: int) -> None:
+    """Check every file of a split against the manifest."""
+    for shard in manifest.shards(split):
+        _verify_shard(folder, shard, manifest, bos_id=bos_id)
 
 
 def _verify_shard(folder: Path, shard: Shard, manifest: Manifest, *, bos_id: int) -> None:

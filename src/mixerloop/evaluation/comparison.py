@@ -1,6 +1,6 @@
 """Architectures against each other: what differs, whether it is resolved, and which task did it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -12,14 +12,15 @@ from mixerloop.evaluation.core.metric import all_centered, core, manipulation
 from mixerloop.evaluation.core.resampling import resampled_accuracies
 from mixerloop.evaluation.difference import PAIRS_FROM, Difference, Scores, difference
 from mixerloop.evaluation.intervals import resampled_ratios
-from mixerloop.evaluation.kept_results import KeptCore, KeptResults
-from mixerloop.notation import notation
+from mixerloop.evaluation.kept_results import KeptCore, KeptNLL, KeptResults
 
 ONE_TASK_IS_MOST = 0.5
-"""The share of a CORE difference from which one task is said to carry it."""
+"""The share of a difference from which one task is said to carry it."""
+FEW_DOCUMENTS = 20
+"""Below so many, an interval over documents is not to be trusted far."""
 ASIDE = {*configs.MAY_CHANGE, "train.seed", "train.implementation"}
 ASIDE |= {"train.evaluate_every", "train.evaluate_windows"}
-"""What runs of one architecture may differ in."""
+"""What runs of one architecture may differ in; their data is known by its hash, not its path."""
 
 
 @dataclass(frozen=True)
@@ -28,21 +29,22 @@ class Arm:
 
     name: str
     runs: tuple[int, ...]
+    """In the order of their seeds."""
     seeds: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
 class TaskPart:
-    """A task's part in a difference of CORE."""
+    """A task's part in a difference of the mean centered score, by the paper's baselines."""
 
     difference: float
     """Of the centered scores."""
     contribution: float
-    """To the difference of CORE."""
+    """To the difference of the mean."""
     share: float | None
-    """Of the difference of CORE; none where that is zero."""
+    """Of the difference of the mean; none where that is zero."""
     below_majority: bool
-    """Whether always giving the most frequent answer beats both."""
+    """Whether always giving the most frequent answer does as well as both, or better."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,7 @@ class Pair:
     second: str
     seeds: str
     measures: dict[str, Difference]
-    """By name: core_v1, core_v2, manipulation_v1, manipulation_v2, nll."""
     tasks: dict[str, TaskPart]
-    """By the first version of the baselines, the paper's."""
     warnings: tuple[str, ...]
 
 
@@ -65,80 +65,128 @@ class Comparison:
 
     arms: tuple[Arm, ...]
     scores: dict[str, np.ndarray]
-    """By measure, of each run."""
+    """By measure, of each run: core or tasks, and manipulation, of each version; nll."""
     pairs: tuple[Pair, ...]
+    warnings: tuple[str, ...]
+    """Of all pairs alike."""
 
 
 def compare(results: Sequence[KeptResults], *, seed: int = 0) -> Comparison:
-    """Compare runs that were measured on the same examples."""
+    """Compare models that were measured on the same examples."""
     if len(results) < 2:
         raise ValueError("a comparison needs two runs or more")
-    paths = [one.path.resolve() for one in results]
-    for one, path in zip(results, paths, strict=True):
-        if paths.count(path) > 1:
-            raise ValueError(f"{one.path} is given twice")
+    _check_different(results)
     arms = _arms(results)
     cores = [one.core for one in results if one.core is not None]
+    nlls = [one.nll for one in results if one.nll is not None]
     measures: dict[str, Scores] = {}
     if len(cores) == len(results):
         measures |= _core_scores(results, cores, seed=seed)
-    if all(one.nll is not None for one in results):
-        measures["nll"] = _nll_scores(results, seed=seed)
+    if len(nlls) == len(results):
+        measures["nll"] = _nll_scores(results, nlls, seed=seed)
     if not measures:
         raise ValueError("no measure was taken of all these runs; evaluate nll or core on each")
+    asked = cores if len(cores) == len(results) else []
     pairs = [
-        _pair(first, second, measures, cores if "core_v1" in measures else [], seed=seed)
-        for first, second in combinations(arms, 2)
+        _pair(first, second, measures, asked, seed=seed) for first, second in combinations(arms, 2)
     ]
-    points = {name: scores.points for name, scores in measures.items()}
-    return Comparison(tuple(arms), points, tuple(pairs))
+    return Comparison(
+        arms=tuple(arms),
+        scores={name: scores.points for name, scores in measures.items()},
+        pairs=tuple(pairs),
+        warnings=tuple(_common_warnings(results)),
+    )
+
+
+def _check_different(results: Sequence[KeptResults]) -> None:
+    for first, second in combinations(results, 2):
+        if (first.checkpoint, first.schedule) == (second.checkpoint, second.schedule):
+            raise ValueError(f"{first.path} and {second.path} are the same model")
+
+
+def _common_warnings(results: Sequence[KeptResults]) -> Iterator[str]:
+    for name, missing in (
+        ("CORE", [one for one in results if one.core is None]),
+        ("NLL", [one for one in results if one.nll is None]),
+    ):
+        if missing:
+            yield f"{name} is left out: it was not measured of {missing[0].path}"
+    if not any(one.core is None for one in results):
+        kept = results[0].core
+        assert kept is not None
+        for reason in kept.not_comparable_because:
+            yield f"not comparable with other results: {reason}"
+    nll = results[0].nll
+    if nll is not None and len(nll.nats) < FEW_DOCUMENTS:
+        yield f"the intervals of the NLL come from {len(nll.nats)} documents"
 
 
 def _arms(results: Sequence[KeptResults]) -> list[Arm]:
-    """Runs with equal configs are one architecture, unless there would be no other."""
+    """Runs with equal configs and other seeds are one architecture, unless there is no other."""
     groups: list[list[int]] = []
     for index, one in enumerate(results):
         for group in groups:
-            if not configs.differences(results[group[0]].config, one.config).keys() - ASIDE:
+            if all(_differ_by_seed(results[other], one) for other in group):
                 group.append(index)
                 break
         else:
             groups.append([index])
     if len(groups) == 1:
         groups = [[index] for index in groups[0]]
-    schedules = [notation(results[group[0]].config.model.occurrences()) for group in groups]
-    return [
-        Arm(
-            name=schedule if schedules.count(schedule) == 1 else results[group[0]].path.name,
-            runs=tuple(group),
-            seeds=tuple(results[index].seed for index in group),
-        )
-        for group, schedule in zip(groups, schedules, strict=True)
-    ]
+    schedules = [results[group[0]].schedule for group in groups]
+    names = [results[group[0]].path.name for group in groups]
+    arms = []
+    for number, group in enumerate(groups):
+        group.sort(key=lambda index: (results[index].seed is None, results[index].seed))
+        path = results[group[0]].path
+        if schedules.count(schedules[number]) == 1:
+            name = schedules[number]
+        else:
+            name = names[number] if names.count(names[number]) == 1 else str(path)
+        arms.append(Arm(name, tuple(group), tuple(results[index].seed for index in group)))
+    return arms
+
+
+def _differ_by_seed(one: KeptResults, other: KeptResults) -> bool:
+    if one.config is None or other.config is None or one.seed is None or one.seed == other.seed:
+        return False
+    if (one.trained_on, one.step, one.schedule) != (other.trained_on, other.step, other.schedule):
+        return False
+    return not configs.differences(one.config, other.config).keys() - ASIDE
+
+
+def _check_agree(
+    results: Sequence[KeptResults], kept: Sequence[KeptCore] | Sequence[KeptNLL], what: str
+) -> None:
+    for one, found in zip(results, kept, strict=True):
+        for key, value in kept[0].asked.items():
+            if found.asked[key] != value:
+                raise ValueError(
+                    f"{one.path}: {what} was measured with {key} {found.asked[key]}, and of "
+                    f"{results[0].path} with {value}"
+                )
 
 
 def _core_scores(
     results: Sequence[KeptResults], cores: Sequence[KeptCore], *, seed: int
 ) -> dict[str, Scores]:
     first = cores[0]
+    _check_agree(results, cores, "CORE")
     for one, kept in zip(results, cores, strict=True):
-        for key, value in first.asked.items():
-            if kept.asked[key] != value:
-                raise ValueError(
-                    f"{one.path}: CORE was asked with {key} {kept.asked[key]}, and of "
-                    f"{results[0].path} with {value}"
-                )
         if _sizes(kept) != _sizes(first):
-            raise ValueError(f"{one.path}: answered other examples than {results[0].path}")
+            raise ValueError(f"{one.path}: answered other tasks than {results[0].path}")
+        if kept.baselines != first.baselines:
+            raise ValueError(f"{one.path}: has other random baselines than {results[0].path}")
     right = {
         label: np.stack([kept.right[label] for kept in cores], axis=1) for label in first.right
     }
     points = {label: found.mean(axis=0) for label, found in right.items()}
     drawn = resampled_accuracies(right, seed=seed)
+    name = "core" if first.is_whole else "tasks"
     found: dict[str, Scores] = {}
     for version, baselines in first.baselines.items():
         scored, resampled = all_centered(points, baselines), all_centered(drawn, baselines)
-        found[f"core_{version}"] = Scores(core(scored), core(resampled))
+        found[f"{name}_{version}"] = Scores(core(scored), core(resampled))
         subset, of_resampled = manipulation(scored), manipulation(resampled)
         if subset is not None and of_resampled is not None:
             found[f"manipulation_{version}"] = Scores(subset, of_resampled)
@@ -149,41 +197,23 @@ def _sizes(kept: KeptCore) -> dict[str, int]:
     return {label: len(right) for label, right in kept.right.items()}
 
 
-def _nll_scores(results: Sequence[KeptResults], *, seed: int) -> Scores:
-    kept = [one.nll for one in results]
-    first = kept[0]
-    assert first is not None
-    for one, nll in zip(results, kept, strict=True):
-        assert nll is not None
-        if (nll.data, nll.context) != (first.data, first.context) or not np.array_equal(
-            nll.tokens, first.tokens
-        ):
-            raise ValueError(
-                f"{one.path}: its NLL is of other data or windows than that of {results[0].path}"
-            )
-    nats = np.stack([nll.nats for nll in kept if nll is not None], axis=1)
-    tokens = np.stack([nll.tokens for nll in kept if nll is not None], axis=1)
+def _nll_scores(results: Sequence[KeptResults], kept: Sequence[KeptNLL], *, seed: int) -> Scores:
+    _check_agree(results, kept, "NLL")
+    for one, found in zip(results, kept, strict=True):
+        if not np.array_equal(found.tokens, kept[0].tokens):
+            raise ValueError(f"{one.path}: its documents are not those of {results[0].path}")
+    nats = np.stack([found.nats for found in kept], axis=1)
+    tokens = np.stack([found.tokens for found in kept], axis=1)
     return Scores(nats.sum(axis=0) / tokens.sum(axis=0), resampled_ratios(nats, tokens, seed=seed))
 
 
 def _pair(
-    first: Arm,
-    second: Arm,
-    measures: dict[str, Scores],
-    cores: Sequence[KeptCore],
-    *,
-    seed: int,
+    first: Arm, second: Arm, measures: dict[str, Scores], cores: Sequence[KeptCore], *, seed: int
 ) -> Pair:
-    same_seeds = None not in first.seeds and sorted(map(str, first.seeds)) == sorted(
-        map(str, second.seeds)
-    )
-    order = sorted(range(len(first.runs)), key=lambda index: str(first.seeds[index]))
-    ordered_first = [first.runs[index] for index in order]
-    order = sorted(range(len(second.runs)), key=lambda index: str(second.seeds[index]))
-    ordered_second = [second.runs[index] for index in order]
+    same_seeds = None not in first.seeds and first.seeds == second.seeds
     found = {
         name: difference(
-            scores.of(ordered_first), scores.of(ordered_second), same_seeds=same_seeds, seed=seed
+            scores.of(first.runs), scores.of(second.runs), same_seeds=same_seeds, seed=seed
         )
         for name, scores in measures.items()
     }
@@ -194,7 +224,7 @@ def _pair(
         seeds=_seeds_in_words(len(first.runs), len(second.runs), same_seeds=same_seeds),
         measures=found,
         tasks=tasks,
-        warnings=tuple(_warnings(tasks, found.get("core_v1"))),
+        warnings=tuple(_warnings(tasks)),
     )
 
 
@@ -203,6 +233,8 @@ def _seeds_in_words(first: int, second: int, *, same_seeds: bool) -> str:
         return "one seed each: the interval is over examples, and says nothing of other seeds"
     if same_seeds and first >= PAIRS_FROM:
         return f"{first} seeds, in pairs"
+    if 1 in (first, second):
+        return f"{first} and {second} seeds: the one is taken to vary as the others do"
     return f"{first} and {second} seeds"
 
 
@@ -219,35 +251,30 @@ def _task_parts(first: Arm, second: Arm, cores: Sequence[KeptCore]) -> dict[str,
         label: (one - other) / (1 - kept.baselines["v1"][label])
         for label, (one, other) in accuracies.items()
     }
-    total = sum(gaps.values()) / len(gaps)
+    total = sum(gaps.values())
     return {
         label: TaskPart(
             difference=gap,
             contribution=gap / len(gaps),
-            share=gap / len(gaps) / total if total else None,
-            below_majority=max(accuracies[label]) < kept.majority[label],
+            share=gap / total if total else None,
+            below_majority=max(accuracies[label]) <= kept.majority[label],
         )
         for label, gap in gaps.items()
     }
 
 
-def _warnings(tasks: dict[str, TaskPart], of_core: Difference | None) -> list[str]:
-    """What a reader of a CORE difference should hear before believing it."""
-    if of_core is None or not of_core.difference:
-        return []
-    said = []
-    largest = max(tasks, key=lambda label: abs(tasks[label].contribution))
-    part = tasks[largest]
-    if part.share is not None and part.share > ONE_TASK_IS_MOST:
-        said.append(
-            f"{largest} alone makes {100 * part.contribution:+.2f} of the CORE difference of "
-            f"{100 * of_core.difference:+.2f}"
-        )
-    if part.below_majority:
-        said.append(f"on {largest}, which weighs most, both are below the most frequent answer")
-    if below := [label for label, one in tasks.items() if one.below_majority and label != largest]:
-        said.append(f"both are below the most frequent answer on {', '.join(below)}")
-    return said
+def _warnings(tasks: dict[str, TaskPart]) -> Iterator[str]:
+    """What a reader of a difference should hear before believing it."""
+    for label, part in tasks.items():
+        if part.share is not None and part.share > ONE_TASK_IS_MOST and len(tasks) > 1:
+            total = sum(one.contribution for one in tasks.values())
+            also = ", where both are below the most frequent answer" * part.below_majority
+            yield (
+                f"{label} alone makes {100 * part.contribution:+.2f} of the difference of "
+                f"{100 * total:+.2f}{also}"
+            )
+    if below := [label for label, part in tasks.items() if part.below_majority]:
+        yield f"no better than always the most frequent answer: both, on {', '.join(below)}"
 
 
 def to_json(comparison: Comparison, results: Sequence[KeptResults]) -> dict[str, Any]:
@@ -276,4 +303,5 @@ def to_json(comparison: Comparison, results: Sequence[KeptResults]) -> dict[str,
             }
             for pair in comparison.pairs
         ],
+        "warnings": list(comparison.warnings),
     }

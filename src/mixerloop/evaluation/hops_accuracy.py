@@ -11,6 +11,7 @@ from mixerloop.data.hops import Hops
 from mixerloop.evaluation.intervals import Estimate, bootstrap_ratio
 
 BATCH = 256
+CPU = torch.device("cpu")
 
 
 class LogitsAt(Protocol):
@@ -33,13 +34,15 @@ class HopsAccuracy:
 
 
 @torch.no_grad()
-def hops_accuracy(logits_at: LogitsAt, hops: Hops, *, num_sequences: int) -> list[HopsAccuracy]:
+def hops_accuracy(
+    logits_at: LogitsAt, hops: Hops, *, num_sequences: int, device: torch.device = CPU
+) -> list[HopsAccuracy]:
     """For each number of hops, over the first sequences of a split, resampled by sequence."""
     indices = np.arange(min(num_sequences, hops.num_windows))
     sequences, asked_hops = hops.sequences(indices)
     answers = sequences[:, hops.answer_positions()]
     parts = np.split(sequences, range(BATCH, len(sequences), BATCH))
-    right = np.concatenate([answered(logits_at, hops, part) for part in parts]) == answers
+    right = np.concatenate([answered(logits_at, hops, part, device) for part in parts]) == answers
     guessed = guesses(hops, sequences) == answers
     results = []
     for number in range(1, hops.settings.max_hops + 1):
@@ -58,11 +61,16 @@ def hops_accuracy(logits_at: LogitsAt, hops: Hops, *, num_sequences: int) -> lis
     return results
 
 
-def answered(logits_at: LogitsAt, hops: Hops, sequences: np.ndarray) -> np.ndarray:
+def answered(
+    logits_at: LogitsAt, hops: Hops, sequences: np.ndarray, device: torch.device
+) -> np.ndarray:
     """The node a model finds most likely at each answer, all earlier answers in view."""
-    positions = torch.from_numpy(hops.answer_positions() - 1)
-    logits = logits_at(torch.from_numpy(sequences[:, :-1]), positions=positions)
-    return logits[..., : hops.settings.num_nodes].argmax(-1).numpy()
+    positions = torch.from_numpy(hops.answer_positions() - 1).to(device)
+    tokens = torch.from_numpy(sequences[:, :-1]).to(device)
+    logits = logits_at(tokens, positions=positions)
+    if not logits.isfinite().all():
+        raise ValueError("the logits are not finite, so nothing is answered; are the weights?")
+    return logits[..., : hops.settings.num_nodes].argmax(-1).cpu().numpy()
 
 
 def guesses(hops: Hops, sequences: np.ndarray) -> np.ndarray:

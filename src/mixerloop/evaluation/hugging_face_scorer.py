@@ -19,10 +19,12 @@ class HuggingFaceScorer:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
+        if model.training:
+            raise ValueError("the model is in training mode; call its eval() first")
         config: Any = model.config
         self.vocab_size = int(config.vocab_size)
         self.tokens_processed = 0
-        self._model = model.eval()
+        self._model = model
         self._device = next(model.parameters()).device
 
     @torch.inference_mode()

@@ -36,8 +36,10 @@ def resampled_ratios(
 
     What a resample has no units of is not a number.
     """
-    if numerators.shape != denominators.shape or numerators.ndim != 2 or not len(numerators):
+    if numerators.shape != denominators.shape or numerators.ndim != 2:
         raise ValueError("an interval needs a numerator and a denominator for each unit")
+    if len(numerators) < 2:
+        raise ValueError(f"{len(numerators)} units have no interval; it takes two or more")
     generator = np.random.default_rng(seed)
     size = len(numerators)
     sums = np.empty((RESAMPLES, 2, numerators.shape[1]))

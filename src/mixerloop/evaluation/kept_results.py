@@ -1,6 +1,11 @@
-"""The results a run keeps, as comparisons read them: every answer, every document."""
+"""The results a run keeps: written by measurements, read by comparisons.
+
+RESULTS/nll.json, nll.jsonl      figures, and the sums of every document
+RESULTS/core.json, core/         figures, and every answer
+"""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +15,15 @@ import numpy as np
 from mixerloop import config as configs
 from mixerloop import runs
 from mixerloop.config import RunConfig
-from mixerloop.evaluation.core.evaluate import SETTINGS, read_answers
+from mixerloop.evaluation.core.answer_folder import SETTINGS, read_answers
+from mixerloop.evaluation.core.metric import VERSIONS
+from mixerloop.evaluation.nll import DocumentSums, HeldOut
 from mixerloop.strict import one_line
 
-CORE, NLL = "core.json", "nll.json"
-DOCUMENTS = "nll.jsonl"
-MUST_AGREE = ("bundle", "context", "limit")
+CORE, CORE_ANSWERS = "core.json", "core"
+HOPS = "hops.json"
+NLL, NLL_DOCUMENTS = "nll.json", "nll.jsonl"
+MUST_AGREE = ("bundle", "context", "limit", "compute_dtype")
 
 
 @dataclass(frozen=True)
@@ -23,86 +31,193 @@ class KeptCore:
     """What a run answered."""
 
     asked: dict[str, Any]
-    """What two runs must share to be compared: bundle, context and limit."""
+    """What two runs must share to be compared."""
     right: dict[str, np.ndarray]
     """By task, whether each example was answered right."""
     baselines: dict[str, dict[str, float]]
     """By version and task."""
     majority: dict[str, float]
     """By task, the accuracy of always giving the most frequent answer."""
-    comparable: bool
+    is_whole: bool
+    """Whether all tasks of the bundle were asked, so that the mean is CORE."""
+    not_comparable_because: list[str]
 
 
 @dataclass(frozen=True)
 class KeptNLL:
     """What a run lost on each document."""
 
-    data: str
-    """Fingerprint of the data."""
-    context: int
+    asked: dict[str, Any]
     nats: np.ndarray
     tokens: np.ndarray
 
 
 @dataclass(frozen=True)
 class KeptResults:
-    """One run."""
+    """What was kept of one model."""
 
     path: Path
-    config: RunConfig
+    checkpoint: str
+    """The hash that the results were made with."""
+    schedule: str
+    """That they were made under."""
+    seed: int | None
+    config: RunConfig | None
+    """None for results that were kept outside a run."""
+    trained_on: str | None
+    """Fingerprint of the training data."""
+    step: str | None
+    """The checkpoint's name."""
     core: KeptCore | None
     nll: KeptNLL | None
 
-    @property
-    def seed(self) -> int | None:
-        """Of its training."""
-        return None if self.config.train is None else self.config.train.seed
+
+def write_nll(folder: Path, result: dict[str, Any], sums: DocumentSums, held_out: HeldOut) -> Path:
+    """Keep an NLL; the figures come last, so that they never stand with other documents."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / NLL).unlink(missing_ok=True)
+    sizes = held_out.text_bytes
+    lines = [
+        json.dumps(
+            {
+                "document": number,
+                "nats": float(sums.nats[number].sum()),
+                "tokens": int(sums.tokens[number].sum()),
+                "bytes": None if sizes is None else float(sizes[number]),
+            }
+        )
+        for number in range(held_out.num_documents)
+    ]
+    runs.write_file(folder / NLL_DOCUMENTS, "\n".join(lines) + "\n")
+    runs.write_file(folder / NLL, runs.to_json(result))
+    return folder / NLL
 
 
 def read_results(path: Path) -> KeptResults:
-    """All that was kept of a run."""
-    config = configs.load(runs.find_checkpoint(path) / runs.CONFIG)
-    folder = runs.results_folder(path)
-    try:
-        core = _core(folder) if (folder / CORE).exists() else None
-        nll = _nll(folder) if (folder / NLL).exists() else None
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{folder}: not results as they were kept: {one_line(error)}") from None
-    if core is None and nll is None:
+    """What was kept of a run, of one of its checkpoints, or in a folder given with --out."""
+    if not path.exists():
+        raise ValueError(f"{path}: there is no such run")
+    kept_outside = (path / CORE).exists() or (path / NLL).exists()
+    if not kept_outside and runs.is_checkpoint_outside_run(path):
+        raise ValueError(f"{path}: a checkpoint outside a run; name the --out of its results")
+    folder = path if kept_outside else runs.results_folder(path)
+    checkpoint = None if kept_outside else runs.find_checkpoint(path)
+    found = {name: _read(folder / name) for name in (CORE, NLL) if (folder / name).exists()}
+    if not found:
         raise ValueError(
             f"{path}: nothing to compare yet; first run mixerloop evaluate nll or core on it"
         )
-    return KeptResults(path, config, core, nll)
-
-
-def _core(folder: Path) -> KeptCore:
-    result = runs.read_json(folder / CORE)
-    settings = runs.read_json(folder / "core" / SETTINGS)
-    tasks = result["tasks"]
-    return KeptCore(
-        asked={key: settings[key] for key in MUST_AGREE},
-        right={
-            label: np.array([one.right for one in read_answers(folder / "core" / f"{label}.jsonl")])
-            for label in tasks
-        },
-        baselines={
-            version: {label: float(task[f"baseline_{version}"]) for label, task in tasks.items()}
-            for version in ("v1", "v2")
-        },
-        majority={label: float(task["guess"]["majority"]) for label, task in tasks.items()},
-        comparable=bool(result["comparable"]),
+    facts = {name: _facts(folder / name, result) for name, result in found.items()}
+    if len(set(facts.values())) > 1:
+        raise ValueError(f"{folder}: {CORE} and {NLL} are of different models; evaluate both again")
+    sha, schedule, seed = next(iter(facts.values()))
+    if checkpoint is not None and runs.sha256(checkpoint / runs.CONTENTS) != sha:
+        raise ValueError(f"{folder}: its results are not of {checkpoint}; evaluate it again")
+    return KeptResults(
+        path=path,
+        checkpoint=sha,
+        schedule=schedule,
+        seed=seed,
+        config=None if checkpoint is None else configs.load(checkpoint / runs.CONFIG),
+        trained_on=None if checkpoint is None else _trained_on(checkpoint),
+        step=None if checkpoint is None else checkpoint.name,
+        core=_core(folder, found[CORE]) if CORE in found else None,
+        nll=_nll(folder, found[NLL]) if NLL in found else None,
     )
 
 
-def _nll(folder: Path) -> KeptNLL:
-    result = runs.read_json(folder / NLL)
-    path = folder / DOCUMENTS
+def _read(path: Path) -> dict[str, Any]:
+    result = runs.read_json(path)
+    if not isinstance(result, dict):
+        raise _not_kept(path, "not an object")
+    return result
+
+
+def _not_kept(path: Path, error: object) -> ValueError:
+    reason = one_line(error) if isinstance(error, Exception) else error
+    return ValueError(f"{path}: not a result as it was kept ({reason}); evaluate again")
+
+
+def _facts(path: Path, result: dict[str, Any]) -> tuple[str, str, int | None]:
+    """Which model a result is of."""
+    try:
+        provenance = result["provenance"]
+        return provenance["checkpoint_sha256"], result["schedule"], provenance["seed"]
+    except (KeyError, TypeError) as error:
+        raise _not_kept(path, error) from None
+
+
+def _trained_on(checkpoint: Path) -> str | None:
+    path = checkpoint.parent.parent / runs.PROVENANCE
     if not path.is_file():
-        raise ValueError(f"{path}: missing; run mixerloop evaluate nll again")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return KeptNLL(
-        data=result["provenance"]["data"],
-        context=result["context"],
-        nats=np.array([float(line["nats"]) for line in lines]),
-        tokens=np.array([int(line["tokens"]) for line in lines]),
-    )
+        return None
+    provenance = runs.read_json(path)
+    return provenance.get("data") if isinstance(provenance, dict) else None
+
+
+def _core(folder: Path, result: dict[str, Any]) -> KeptCore:
+    try:
+        tasks = result["tasks"]
+        settings = _read(folder / CORE_ANSWERS / SETTINGS)
+        kept = KeptCore(
+            asked={key: settings[key] for key in MUST_AGREE},
+            right={
+                label: np.array([one.right for one in _answers(folder, label)]) for label in tasks
+            },
+            baselines={
+                version: {
+                    label: _number(one[f"baseline_{version}"]) for label, one in tasks.items()
+                }
+                for version in VERSIONS
+            },
+            majority={label: _number(one["guess"]["majority"]) for label, one in tasks.items()},
+            is_whole=result["core_v1"] is not None,
+            not_comparable_because=list(result["not_comparable_because"]),
+        )
+        counts = {label: one["examples"] for label, one in tasks.items()}
+        if result["settings"] != settings:
+            raise TypeError("its answers have other settings")
+        if any(not 0 <= base < 1 for found in kept.baselines.values() for base in found.values()):
+            raise TypeError("baselines that are none")
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise _not_kept(folder / CORE, error) from None
+    if not tasks or counts != {label: len(right) for label, right in kept.right.items()}:
+        raise _not_kept(folder / CORE, "its answers are others")
+    return kept
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)
+
+
+def _answers(folder: Path, label: str) -> Any:
+    return read_answers(folder / CORE_ANSWERS / f"{label}.jsonl")
+
+
+def _nll(folder: Path, result: dict[str, Any]) -> KeptNLL:
+    path = folder / NLL_DOCUMENTS
+    if not path.is_file():
+        raise _not_kept(path, "missing")
+    nats, tokens = [], []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            one = json.loads(line)
+            nats.append(_number(one["nats"]))
+            tokens.append(int(_number(one["tokens"])))
+        except (KeyError, TypeError, ValueError) as error:
+            raise _not_kept(path, f"line {number}: {one_line(error)}") from None
+    try:
+        provenance = result["provenance"]
+        asked = {
+            "data": provenance["data"],
+            "context": result["context"],
+            "compute_dtype": provenance["compute_dtype"],
+        }
+        agrees = (len(nats), sum(tokens)) == (result["documents"], result["tokens"])
+    except (KeyError, TypeError) as error:
+        raise _not_kept(folder / NLL, error) from None
+    if not agrees or sum(tokens) <= 0 or len(nats) < 2:
+        raise _not_kept(folder / NLL, "its documents are others")
+    return KeptNLL(asked, np.array(nats), np.array(tokens))

@@ -28,7 +28,7 @@ from mixerloop.schedule import Schedule
 
 BATCH_TOKENS = 8192
 STATE_BYTES = 512 * 2**20
-"""Of the states that are held at a time."""
+"""Of a batch's states, of which a trunk's, its branches' and their next ones exist at a time."""
 WORTH_SHARING = 16
 """Tokens; to save fewer is not worth a copy of the states."""
 UNEVEN_TRUNKS = 0.005

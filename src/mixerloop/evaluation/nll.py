@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from mixerloop.data.hops import NOT_SCORED, Hops
-from mixerloop.data.shards import TokenSplit
+from mixerloop.data.shards import TokenSplit, verify_split
 from mixerloop.data.tokenizer import Tokenizer
 from mixerloop.evaluation.intervals import Estimate, bootstrap_ratio, estimate, resampled_ratios
 from mixerloop.evaluation.scorer import Candidate, Scorer
@@ -38,7 +38,7 @@ class HeldOut:
 
     num_documents: int
     text_bytes: np.ndarray | None
-    """UTF-8 bytes of each document; none for a task that is not text."""
+    """UTF-8 bytes of each document, in proportion; none for a task that is not text."""
     context: int
     num_tokens: int
     source: TokenSplit | Hops
@@ -54,15 +54,24 @@ def held_out_text(split: TokenSplit, tokenizer: Tokenizer, *, context: int) -> H
     """The held-out documents of a prepared folder."""
     if context < 1:
         raise ValueError(f"context must be at least 1, got {context}")
-    if len(split) < 2:
-        raise ValueError(f"{split.folder}: no held-out tokens to score")
-    ends = np.append(split.document_starts()[1:], len(split))
+    verify_split(split.folder, split.manifest, "held_out", bos_id=tokenizer.bos_id)
     starts = split.document_starts()
-    sizes = [
-        len(tokenizer.decode(split.read(int(start), int(end)).tolist()).encode())
-        for start, end in zip(starts, ends, strict=True)
-    ]
-    return HeldOut(len(starts), np.array(sizes), context, len(split) - 1, split)
+    if len(starts) < 2:
+        raise ValueError(
+            f"{split.folder}: {len(starts)} held-out documents give no interval; hold out more"
+        )
+    ends = np.append(starts[1:], len(split))
+    decoded = np.array(
+        [
+            len(tokenizer.decode(split.read(int(start), int(end)).tolist()).encode())
+            for start, end in zip(starts, ends, strict=True)
+        ]
+    )
+    if not decoded.any():
+        raise ValueError(f"{split.folder}: its held-out documents hold no text")
+    # A tokenizer may write other characters than it read, so the sum is that of the text itself.
+    sizes = decoded * (sum(shard.text_bytes for shard in split.shards) / decoded.sum())
+    return HeldOut(len(starts), sizes, min(context, len(split) - 1), len(split) - 1, split)
 
 
 def held_out_hops(hops: Hops) -> HeldOut:

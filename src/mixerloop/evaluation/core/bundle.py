@@ -9,10 +9,12 @@ import hashlib
 import io
 import lzma
 import os
+import secrets
 import shutil
 import tarfile
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
@@ -32,6 +34,10 @@ CORRECTED = {
 """What version 2 changed among these tasks, in percent, for bundles that come without its file."""
 WANTED = (".yaml", ".csv", ".jsonl")
 MOST_BYTES = 2**30  # the real one has 50 MB
+DAMAGED = (
+    *(tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error),
+    *(EOFError, OSError, RuntimeError),  # the last for archives that are encrypted
+)
 
 Download = Callable[[str, Path], None]
 
@@ -85,13 +91,13 @@ class Bundle:
     def _baselines(self, name: str) -> dict[str, float]:
         """What guessing scores on each task, by somebody's count."""
         found: dict[str, float] = {}
-        rows = csv.DictReader(io.StringIO(self._file(name).decode("utf-8", "replace")))
-        for row in rows:
-            try:
+        rows = csv.DictReader(io.StringIO(self._file(name).decode("utf-8-sig", "replace")))
+        try:
+            for row in rows:
                 found[row["Eval Task"]] = float(row["Random baseline"]) / 100
-            except (KeyError, TypeError, ValueError):
-                where = f"{self.path}: {name}, line {rows.line_num}"
-                raise ValueError(f"{where}: no label with a random baseline") from None
+        except (KeyError, TypeError, ValueError, csv.Error):
+            where = f"{self.path}: {name}, line {rows.line_num}"
+            raise ValueError(f"{where}: no label with a random baseline") from None
         for task in self.tasks:
             if not 0 <= found.get(task.label, -1) < 1:
                 raise ValueError(f"{self.path}: {name} has no random baseline of {task.label}")
@@ -106,15 +112,10 @@ def _dataset(task: Task) -> str:
 
 
 def _folder(path: Path) -> Callable[[str], bytes | None]:
-    roots = [root for root in (path, path / "eval_bundle") if (root / TASKS).is_file()]
-    if not roots:
-        raise ValueError(f"{path}: no {TASKS} in this folder, so it is not an evaluation bundle")
-
-    def read(name: str) -> bytes | None:
-        file = roots[0] / name
-        return file.read_bytes() if file.is_file() else None
-
-    return read
+    for root in (path, path / "eval_bundle"):
+        if (root / TASKS).is_file():
+            return lambda name: (root / name).read_bytes() if (root / name).is_file() else None
+    raise ValueError(f"{path}: no {TASKS} in this folder, so it is not an evaluation bundle")
 
 
 def _archive(path: Path) -> Callable[[str], bytes | None]:
@@ -129,15 +130,17 @@ def _archive(path: Path) -> Callable[[str], bytes | None]:
             size += num_bytes
             if size > MOST_BYTES:
                 raise ValueError(f"{path}: unpacks to more than {MOST_BYTES / 2**30:.0f} GiB")
+            known = PurePosixPath(name).as_posix()
+            if known in files:
+                raise ValueError(f"{path}: holds {name!r} twice")
             if name.endswith(WANTED):
-                files[name] = read()
-    except (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, EOFError, OSError) as error:
+                files[known] = read()
+    except DAMAGED as error:
         raise ValueError(f"{path}: cannot be unpacked: {error}") from None
-    roots = [PurePosixPath(name).parent for name in files if PurePosixPath(name).name == TASKS]
-    roots = [root for root in roots if len(root.parts) < 2 and "__MACOSX" not in root.parts]
-    if len(roots) != 1:
-        raise ValueError(f"{path}: no {TASKS} in this archive, so it is not an evaluation bundle")
-    return lambda name: files.get((roots[0] / name).as_posix())
+    for root in (PurePosixPath(), PurePosixPath("eval_bundle")):
+        if (root / TASKS).as_posix() in files:
+            return lambda name: files.get((root / name).as_posix())
+    raise ValueError(f"{path}: no {TASKS} in this archive, so it is not an evaluation bundle")
 
 
 _Member = tuple[str, bool, int, Callable[[], bytes]]
@@ -161,8 +164,7 @@ def _members(path: Path) -> Iterator[_Member]:
 
             def read(member: tarfile.TarInfo = member) -> bytes:
                 file = archive.extractfile(member)
-                assert file is not None
-                return file.read()
+                return b"" if file is None else file.read()  # None for a folder
 
             yield member.name, member.isfile() or member.isdir(), member.size, read
 
@@ -186,9 +188,9 @@ def find_bundle(given: Path | None, *, download: Download | None = None) -> Bund
         return Bundle(Path(named))
     kept = cache()
     if not kept.is_file():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        beside = kept.with_name(".eval_bundle.partial.zip")
+        beside = kept.with_name(f".eval_bundle.{secrets.token_hex(4)}.zip")
         try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
             (download or fetch)(PUBLIC, beside)
             Bundle(beside)
             beside.replace(kept)

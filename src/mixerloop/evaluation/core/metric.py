@@ -13,6 +13,9 @@ from mixerloop.paper import CORE_MANIPULATION
 Score = TypeVar("Score", float, np.ndarray)
 """Of one model, or of many models or resamples at once."""
 
+VERSIONS = ("v1", "v2")
+"""Of the random baselines."""
+
 
 def centered(accuracy: Score, baseline: float) -> Score:
     """0 is the baseline, 1 is perfect."""

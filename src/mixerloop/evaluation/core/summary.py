@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from mixerloop.evaluation.core.answer_folder import Work
 from mixerloop.evaluation.core.answers import Answer
 from mixerloop.evaluation.core.bundle import Bundle
-from mixerloop.evaluation.core.evaluate import AskedTask, Work
+from mixerloop.evaluation.core.evaluate import AskedTask
 from mixerloop.evaluation.core.metric import (
+    VERSIONS,
     Guess,
     all_centered,
     centered,
@@ -19,11 +21,7 @@ from mixerloop.evaluation.core.metric import (
 )
 from mixerloop.evaluation.core.resampling import resampled_accuracies
 from mixerloop.evaluation.intervals import Estimate, estimate
-from mixerloop.paper import CORE_MANIPULATION, CORE_UPPER
-
-CONTEXT = 1024
-"""The protocol's."""
-VERSIONS = ("v1", "v2")
+from mixerloop.paper import CORE_CONTEXT, CORE_MANIPULATION, CORE_UPPER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,11 +133,13 @@ def _guess_core(guesses: Mapping[str, Guess], baselines: Mapping[str, float]) ->
 def _reasons(asked: list[AskedTask], *, context: int) -> list[str]:
     """Why a result must not stand beside published ones."""
     reasons = []
-    missing = {*CORE_UPPER, *CORE_MANIPULATION} - {one.task.label for one in asked}
-    if missing:
+    labels = {one.task.label for one in asked}
+    if missing := {*CORE_UPPER, *CORE_MANIPULATION} - labels:
         reasons.append(f"{len(missing)} of the 22 tasks were not asked")
+    if others := labels - {*CORE_UPPER, *CORE_MANIPULATION}:
+        reasons.append(f"{len(others)} tasks are not CORE's")
     if limited := sum(one.limited for one in asked):
         reasons.append(f"{limited} tasks were limited, and with them the examples shown as shots")
-    if context != CONTEXT:
-        reasons.append(f"the context was {context:,} tokens, not {CONTEXT:,}")
+    if context != CORE_CONTEXT:
+        reasons.append(f"the context was {context:,} tokens, not {CORE_CONTEXT:,}")
     return reasons

@@ -1,6 +1,7 @@
 """The tasks as `core.yaml` lists them, and their examples, one JSON object per line."""
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -74,8 +75,10 @@ class _Entry:
 def read_tasks(content: bytes, where: str) -> tuple[Task, ...]:
     """The tasks of a `core.yaml`, in its order."""
     try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(content)):
+            raise ValueError(f"{where}: has aliases, which a list of tasks does not need")
         data = yaml.safe_load(content)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{where}: not YAML: {one_line(error)}") from None
     entries = data.get("icl_tasks") if isinstance(data, dict) else None
     if not isinstance(entries, list) or not entries:
@@ -95,10 +98,10 @@ def _task(data: Any, where: str) -> Task:
         kind: Kind = one_of(Kind, entry.icl_task_type, "icl_task_type")
         if not entry.num_fewshot or entry.num_fewshot[0] < 0:
             raise ValueError(f"num_fewshot = {list(entry.num_fewshot)}")
-        if not entry.label.replace("_", "").replace("-", "").isalnum():
+        if not re.fullmatch(r"[\w-]{1,100}", entry.label):
             raise ValueError(f"label {entry.label!r} is not a word")
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise ValueError(f"{where}: {str(error).removeprefix('config: ')}") from None
     return Task(
         label=entry.label,
         dataset=entry.dataset_uri,
@@ -129,6 +132,11 @@ def _example(line: bytes, kind: Kind, where: str) -> Example:
         example = from_dict(EXAMPLES[kind], {k: v for k, v in data.items() if k not in ALSO_KNOWN})
     except ValueError as error:
         raise ValueError(f"{where}: {str(error).removeprefix('config: ')}") from None
+    try:
+        line.decode()
+        json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeError:
+        raise ValueError(f"{where}: holds what is no character") from None
     for name in MUST_SAY_SOMETHING:
         if not getattr(example, name, "something").strip():
             raise ValueError(f"{where}: {name} is empty")

@@ -1,0 +1,201 @@
+"""Which runs are one architecture, what a difference is made of, and what is said about it."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mixerloop.config import ModelConfig, RunConfig, TrainConfig
+from mixerloop.evaluation.comparison import _arms, _task_parts, _warnings, compare, to_json
+from mixerloop.evaluation.kept_results import KeptCore, KeptNLL, KeptResults
+
+MODEL = ModelConfig(num_layers=2, d_model=16, num_heads=2, d_head=8, d_ffn=24, vocab_size=50)
+ASKED = {"bundle": "b", "context": 1024, "limit": None, "compute_dtype": "float32"}
+BASELINES = {"v1": {"boolq": 0.62, "copa": 0.5}, "v2": {"boolq": 0.62, "copa": 0.5}}
+MAJORITY = {"boolq": 0.62, "copa": 0.55}
+
+
+def answers(share, num=100):
+    return np.arange(num) < round(share * num)
+
+
+def kept_core(boolq=0.5, copa=0.6, **changes):
+    core = KeptCore(
+        asked=dict(ASKED),
+        right={"boolq": answers(boolq), "copa": answers(copa)},
+        baselines=BASELINES,
+        majority=MAJORITY,
+        is_whole=True,
+        not_comparable_because=[],
+    )
+    return dataclasses.replace(core, **changes)
+
+
+def kept_nll(nats=(3.0, 6.0, 4.0), **asked):
+    return KeptNLL(
+        {"data": "d", "context": 32, "compute_dtype": "float32", **asked},
+        np.array(nats),
+        np.array([1, 2, 2]),
+    )
+
+
+def run(name, schedule="2x(A2 F)", seed=1, core=None, nll=None, **changes):
+    train = TrainConfig(steps=4, warmup_steps=1, seed=seed)
+    kept = KeptResults(
+        path=Path("runs") / name,
+        checkpoint=name,
+        schedule=schedule,
+        seed=seed,
+        config=RunConfig(model=dataclasses.replace(MODEL, schedule=schedule), train=train),
+        trained_on="data",
+        step="step-4",
+        core=core,
+        nll=nll,
+    )
+    return dataclasses.replace(kept, **changes)
+
+
+def names(results):
+    return [(arm.name, arm.runs, arm.seeds) for arm in _arms(results)]
+
+
+def test_runs_that_differ_in_the_seed_are_one_architecture_in_the_order_of_seeds():
+    found = names([run("a", seed=2), run("b", seed=1), run("f", "2x(A F)", seed=1)])
+    assert found == [("2x(A2 F)", (1, 0), (1, 2)), ("2x(A F)", (2,), (1,))]
+
+
+def test_runs_of_one_architecture_alone_are_compared_with_each_other():
+    assert names([run("a", seed=1), run("b", seed=2)]) == [("a", (0,), (1,)), ("b", (1,), (2,))]
+    twins = [run("x/run", seed=1), run("y/run", seed=2)]
+    assert [arm.name for arm in _arms(twins)] == ["runs/x/run", "runs/y/run"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"trained_on": "other data"},
+        {"step": "step-2"},
+        {"seed": 1},
+        {"config": None},
+        {"schedule": "2x(A4 F)"},
+    ],
+)
+def test_other_data_steps_schedules_or_no_other_seed_are_no_seeds_of_one(other):
+    full = run("f", "2x(A F)", seed=1)
+    found = _arms([run("a", seed=1), run("b", **({"seed": 2} | other)), full])
+    assert [len(arm.runs) for arm in found] == [1, 1, 1]
+
+
+def test_how_a_run_was_computed_makes_no_other_architecture():
+    one, other = run("a", seed=1), run("b", seed=2)
+    assert other.config is not None
+    assert other.config.train is not None
+    train = dataclasses.replace(other.config.train, micro_batch=2, device="cpu")
+    other = dataclasses.replace(other, config=dataclasses.replace(other.config, train=train))
+    assert len(_arms([one, other, run("f", "2x(A F)")])) == 2
+
+
+def test_parts_of_tasks_add_up_and_one_that_carries_the_difference_is_named():
+    """The paper's case: BoolQ makes it, and every model is below the majority class."""
+    cores = [kept_core(boolq=0.60, copa=0.60), kept_core(boolq=0.53, copa=0.59)]
+    first, second = _arms([run("a"), run("f", "2x(A F)")])
+    parts = _task_parts(first, second, cores)
+    total = sum(part.contribution for part in parts.values())
+    assert total == pytest.approx((0.07 / 0.38 + 0.01 / 0.5) / 2)
+    assert parts["boolq"].share == pytest.approx(parts["boolq"].contribution / total)
+    assert (parts["boolq"].below_majority, parts["copa"].below_majority) == (True, False)
+    said = list(_warnings(parts))
+    assert said[0].startswith("boolq alone makes +9.21 of the difference of +10.21, where both are")
+    assert said[1].endswith("on boolq")
+
+
+def test_no_single_task_is_named_when_none_carries_more_than_half():
+    cores = [kept_core(boolq=0.72, copa=0.66), kept_core(boolq=0.68, copa=0.607)]
+    first, second = _arms([run("a"), run("f", "2x(A F)")])
+    parts = _task_parts(first, second, [*cores])
+    balanced = {
+        label: dataclasses.replace(part, share=0.5, below_majority=False)
+        for label, part in parts.items()
+    }
+    assert list(_warnings(balanced)) == []
+    against = dataclasses.replace(parts["boolq"], share=-1.25)
+    assert "copa alone" in next(
+        _warnings({"boolq": against, "copa": dataclasses.replace(parts["copa"], share=2.25)})
+    )
+
+
+def test_who_is_as_good_as_the_most_frequent_answer_is_no_better():
+    core = kept_core(boolq=0.62, copa=0.9)
+    first, second = _arms([run("a"), run("f", "2x(A F)")])
+    parts = _task_parts(first, second, [core, core])
+    assert parts["boolq"].below_majority
+    assert parts["boolq"].share is None
+    assert list(_warnings(parts)) == [
+        "no better than always the most frequent answer: both, on boolq"
+    ]
+
+
+def test_a_clear_difference_is_resolved_and_none_is_not():
+    better = run("a", core=kept_core(boolq=0.95, copa=0.95), nll=kept_nll((1.0, 2.0, 2.0)))
+    worse = run("f", "2x(A F)", core=kept_core(boolq=0.5, copa=0.5), nll=kept_nll())
+    comparison = compare([better, worse])
+    (pair,) = comparison.pairs
+    assert pair.measures["core_v1"].verdict == "resolved"
+    assert pair.measures["core_v1"].difference == pytest.approx((0.45 / 0.38 + 0.45 / 0.5) / 2)
+    assert pair.measures["nll"].verdict == "resolved"
+    assert pair.measures["nll"].difference == pytest.approx((5 - 13) / 5)
+    assert pair.seeds.startswith("one seed each")
+    assert comparison.warnings == ("the intervals of the NLL come from 3 documents",)
+    same = dataclasses.replace(worse, checkpoint="copy", path=Path("copy"), seed=2)
+    (pair,) = compare([worse, same]).pairs
+    assert {found.verdict for found in pair.measures.values()} == {"not resolved"}
+    assert to_json(compare([worse, same]), [worse, same])["pairs"][0]["nll"]["difference"] == 0
+
+
+def test_one_seed_against_several_says_what_it_borrows():
+    runs = [
+        run("a", seed=1, nll=kept_nll((3.0, 6.0, 4.0))),
+        run("b", seed=2, nll=kept_nll((3.1, 6.2, 4.1))),
+        run("f", "2x(A F)", nll=kept_nll((3.2, 6.0, 4.2))),
+    ]
+    (pair,) = compare(runs).pairs
+    assert pair.seeds == "2 and 1 seeds: the one is taken to vary as the others do"
+    assert pair.measures["nll"].upper - pair.measures["nll"].lower > 0.5
+
+
+def test_the_mean_of_some_tasks_is_not_called_core():
+    part = {"is_whole": False, "not_comparable_because": ["20 of the 22 tasks were not asked"]}
+    results = [run("a", core=kept_core(**part)), run("f", "2x(A F)", core=kept_core(**part))]
+    comparison = compare(results)
+    assert set(comparison.scores) == {"tasks_v1", "tasks_v2"}
+    assert comparison.warnings == (
+        "NLL is left out: it was not measured of runs/a",
+        "not comparable with other results: 20 of the 22 tasks were not asked",
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"core": kept_core(asked=ASKED | {"limit": 5})}, "measured with limit 5, and of runs/a"),
+        ({"core": kept_core(asked=ASKED | {"bundle": "c"})}, "measured with bundle c"),
+        ({"core": kept_core(asked=ASKED | {"compute_dtype": "bfloat16"})}, "compute_dtype"),
+        ({"core": kept_core(right={"boolq": answers(0.5)})}, "answered other tasks than runs/a"),
+        ({"core": kept_core(baselines=BASELINES | {"v2": {}})}, "other random baselines"),
+        ({"nll": kept_nll(data="e")}, "NLL was measured with data e"),
+        ({"nll": dataclasses.replace(kept_nll(), tokens=np.array([1, 2, 3]))}, "its documents"),
+        ({"checkpoint": "a"}, "runs/a and runs/f are the same model"),
+    ],
+)
+def test_what_was_measured_otherwise_is_refused(other, named):
+    kept = {"core": kept_core(), "nll": kept_nll()}
+    with pytest.raises(ValueError, match=named):
+        compare([run("a", **kept), run("f", **(kept | other))])
+
+
+def test_one_run_or_no_common_measure_is_refused():
+    with pytest.raises(ValueError, match="two runs or more"):
+        compare([run("a", core=kept_core())])
+    with pytest.raises(ValueError, match="no measure was taken of all"):
+        compare([run("a", core=kept_core()), run("f", "2x(A F)", nll=kept_nll())])
