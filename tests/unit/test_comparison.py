@@ -107,7 +107,7 @@ def test_parts_of_tasks_add_up_and_one_that_carries_the_difference_is_named():
     assert (parts["boolq"].below_majority, parts["copa"].below_majority) == (True, False)
     said = list(_warnings(parts))
     assert said[0].startswith("boolq alone makes +9.21 of the difference of +10.21, where both are")
-    assert said[1].endswith("on boolq")
+    assert said[1].endswith("on 1 of 2 tasks: boolq")
 
 
 def test_no_single_task_is_named_when_none_carries_more_than_half():
@@ -132,7 +132,7 @@ def test_who_is_as_good_as_the_most_frequent_answer_is_no_better():
     assert parts["boolq"].below_majority
     assert parts["boolq"].share is None
     assert list(_warnings(parts)) == [
-        "no better than always the most frequent answer: both, on boolq"
+        "both are no better than always the most frequent answer on 1 of 2 tasks: boolq"
     ]
 
 

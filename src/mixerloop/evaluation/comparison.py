@@ -16,6 +16,7 @@ from mixerloop.evaluation.kept_results import KeptCore, KeptNLL, KeptResults
 
 ONE_TASK_IS_MOST = 0.5
 """The share of a difference from which one task is said to carry it."""
+NAMED_TASKS = 5
 FEW_DOCUMENTS = 20
 """Below so many, an interval over documents is not to be trusted far."""
 ASIDE = {*configs.MAY_CHANGE, "train.seed", "train.implementation"}
@@ -274,7 +275,11 @@ def _warnings(tasks: dict[str, TaskPart]) -> Iterator[str]:
                 f"{100 * total:+.2f}{also}"
             )
     if below := [label for label, part in tasks.items() if part.below_majority]:
-        yield f"no better than always the most frequent answer: both, on {', '.join(below)}"
+        some = ", ".join(below[:NAMED_TASKS]) + ", ..." * (len(below) > NAMED_TASKS)
+        yield (
+            f"both are no better than always the most frequent answer on {len(below)} of "
+            f"{len(tasks)} tasks: {some}"
+        )
 
 
 def to_json(comparison: Comparison, results: Sequence[KeptResults]) -> dict[str, Any]:
