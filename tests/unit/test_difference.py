@@ -6,7 +6,7 @@ import pytest
 from mixerloop.evaluation.core.metric import all_centered, core
 from mixerloop.evaluation.core.resampling import resampled_accuracies
 from mixerloop.evaluation.difference import Difference, Scores, difference
-from mixerloop.evaluation.intervals import bootstrap_ratio, resampled_ratios
+from mixerloop.intervals import bootstrap_ratio, resampled_ratios
 
 SIMULATIONS = 1000
 NOMINAL = (0.92, 0.98)  # of a 95 % interval, where 1,000 simulations are good to 0.7 %

@@ -9,7 +9,7 @@ import torch
 from mixerloop.config import ModelConfig
 from mixerloop.data.hops import Hops, HopsSettings, write_hops
 from mixerloop.evaluation.hops_accuracy import guesses, hops_accuracy
-from mixerloop.evaluation.intervals import bootstrap_ratio
+from mixerloop.intervals import bootstrap_ratio
 from mixerloop.model.initialization import fresh_model
 
 

@@ -17,7 +17,7 @@ def test_importing_loads_no_torch(module):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["describe"], ["init"], ["generate"], ["train"], ["runs"], ["evaluate"], ["doctor"]],
+    [[], ["describe"], ["init"], ["generate"], ["train"], ["runs"], ["evaluate"], ["transport"], ["doctor"]],
 )
 def test_help_loads_no_torch(arguments):
     run = (

@@ -19,8 +19,8 @@ from mixerloop.schedule import first_passes, num_passes_of
 
 if TYPE_CHECKING:
     from mixerloop.evaluation.hops_accuracy import HopsAccuracy
-    from mixerloop.evaluation.intervals import Estimate
     from mixerloop.evaluation.nll import NLL, HeldOut
+    from mixerloop.intervals import Estimate
 
 HELP = """Measure trained models, each figure with its interval, and compare them.
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from mixerloop.evaluation.core.evaluate import AskedTask
     from mixerloop.evaluation.core.questions import Encode
     from mixerloop.evaluation.core.summary import CoreScore
-    from mixerloop.evaluation.intervals import Estimate
     from mixerloop.evaluation.scorer import Scorer
+    from mixerloop.intervals import Estimate
 
 CORE_HELP = """The 22 tasks of CORE, offline; killed, the same command goes on where it stopped.
 

@@ -9,7 +9,18 @@ from typing import Annotated, NoReturn
 import tyro
 
 from mixerloop import __version__, machine
-from mixerloop.cli import bench, data, describe, doctor, evaluate, generate, init, runs_verb, train
+from mixerloop.cli import (
+    bench,
+    data,
+    describe,
+    doctor,
+    evaluate,
+    generate,
+    init,
+    runs_verb,
+    train,
+    transport,
+)
 from mixerloop.notation import shortened
 
 TRACEBACK = "MIXERLOOP_TRACEBACK"
@@ -23,6 +34,7 @@ Verb = (
     | Annotated[train.Train, tyro.conf.subcommand("train", description=train.HELP)]
     | Annotated[runs_verb.Runs, tyro.conf.subcommand("runs", description=runs_verb.HELP)]
     | Annotated[evaluate.Evaluate, tyro.conf.subcommand("evaluate", description=evaluate.HELP)]
+    | Annotated[transport.Transport, tyro.conf.subcommand("transport", description=transport.HELP)]
     | Annotated[bench.Bench, tyro.conf.subcommand("bench", description=bench.HELP)]
     | Annotated[doctor.Doctor, tyro.conf.subcommand("doctor", description=doctor.HELP)]
     | Annotated[init.Init, tyro.conf.subcommand("init", description=init.HELP)]

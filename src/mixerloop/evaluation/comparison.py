@@ -11,8 +11,8 @@ from mixerloop import config as configs
 from mixerloop.evaluation.core.metric import all_centered, core, manipulation
 from mixerloop.evaluation.core.resampling import resampled_accuracies
 from mixerloop.evaluation.difference import PAIRS_FROM, Difference, Scores, difference
-from mixerloop.evaluation.intervals import resampled_ratios
 from mixerloop.evaluation.kept_results import KeptCore, KeptNLL, KeptResults
+from mixerloop.intervals import resampled_ratios
 
 ONE_TASK_IS_MOST = 0.5
 """The share of a difference from which one task is said to carry it."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from mixerloop.evaluation.intervals import estimate
+from mixerloop.intervals import estimate
 
 Verdict = Literal["resolved", "not resolved"]
 PAIRS_FROM = 4

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mixerloop.data.hops import Hops
-from mixerloop.evaluation.intervals import Estimate, bootstrap_ratio
+from mixerloop.intervals import Estimate, bootstrap_ratio
 
 BATCH = 256
 CPU = torch.device("cpu")

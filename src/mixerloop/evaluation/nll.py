@@ -15,8 +15,8 @@ from jaxtyping import Float, Int
 from mixerloop.data.hops import NOT_SCORED, Hops
 from mixerloop.data.shards import TokenSplit, verify_split
 from mixerloop.data.tokenizer import Tokenizer
-from mixerloop.evaluation.intervals import Estimate, bootstrap_ratio, estimate, resampled_ratios
 from mixerloop.evaluation.scorer import Candidate, Scorer
+from mixerloop.intervals import Estimate, bootstrap_ratio, estimate, resampled_ratios
 
 BATCH_TOKENS = 65536
 """Handed to the scorer at a time, which makes its own batches of them."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Bool, Float
 
-from mixerloop.evaluation.intervals import RESAMPLES
+from mixerloop.intervals import RESAMPLES
 
 
 def resampled_accuracies(

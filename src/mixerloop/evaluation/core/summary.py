@@ -20,7 +20,7 @@ from mixerloop.evaluation.core.metric import (
     manipulation,
 )
 from mixerloop.evaluation.core.resampling import resampled_accuracies
-from mixerloop.evaluation.intervals import Estimate, estimate
+from mixerloop.intervals import Estimate, estimate
 from mixerloop.paper import CORE_CONTEXT, CORE_MANIPULATION, CORE_UPPER
 
 

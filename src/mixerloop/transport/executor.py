@@ -1,0 +1,128 @@
+"""Many policies over the same windows, each no more work than where it differs.
+
+A policy is the unmodified model up to its first marked step. So the unmodified residual is walked
+once, and each policy leaves it where it differs; from there on, policies whose next step is the
+same run as one batch. Once no token can see another any more, only the chosen positions go on.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.transport.policies import Policy, Step, first_difference
+
+BATCH_TOKENS = 8192
+
+
+@dataclass
+class _Branch:
+    """A policy on its way."""
+
+    policy: Policy
+    residual: Tensor
+    before_pass: Tensor | None
+    is_narrow: bool = False
+    """Whether only the chosen positions are left of it."""
+
+
+def plain_residuals(
+    model: LoopedLM,
+    tokens: Int[Tensor, "windows context"],
+    positions: Int[Tensor, " positions"],
+    policies: Sequence[Policy],
+) -> list[Float[Tensor, "windows positions d_model"]]:
+    """The definition: every policy from the embedding to the end, at every token."""
+    found = []
+    for policy in policies:
+        branch = _Branch(policy, model.embed(tokens), None)
+        for step in policy:
+            _advance(model, step, [branch])
+        found.append(branch.residual[:, positions])
+    return found
+
+
+def shared_residuals(
+    model: LoopedLM,
+    tokens: Int[Tensor, "windows context"],
+    positions: Int[Tensor, " positions"],
+    policies: Sequence[Policy],
+    *,
+    native: Policy,
+) -> tuple[
+    Float[Tensor, "windows positions d_model"], list[Float[Tensor, "windows positions d_model"]]
+]:
+    """The residual before the readout, of the unmodified model and of every policy.
+
+    The unmodified model runs by itself and at every token, so it is the model bit for bit.
+    """
+    leave_at = defaultdict(list)
+    for number, policy in enumerate(policies):
+        leave_at[first_difference(policy, native)].append(number)
+    last_mixing = [_last_mixing(policy) for policy in policies]
+    trunk = _Branch(native, model.embed(tokens), None)
+    branches: dict[int, _Branch] = {}
+    for at, step in enumerate(native):
+        for number in leave_at.pop(at, []):
+            branches[number] = _Branch(policies[number], trunk.residual, trunk.before_pass)
+        together = defaultdict(list)
+        for number, branch in branches.items():
+            if at > last_mixing[number] and not branch.is_narrow:
+                _narrow(branch, positions)
+            together[branch.policy[at], branch.is_narrow].append(branch)
+        for (its_step, _), group in together.items():
+            _advance_in_batches(model, its_step, group)
+        _advance(model, step, [trunk])
+    for number in leave_at.pop(len(native), []):  # those that do not differ
+        branches[number] = trunk
+    assert not leave_at, "a policy never left the trunk"
+    found = [
+        branch.residual if branch.is_narrow else branch.residual[:, positions]
+        for _, branch in sorted(branches.items())
+    ]
+    return trunk.residual[:, positions], found
+
+
+def _last_mixing(policy: Policy) -> int:
+    """The last step at which a token sees another, or -1."""
+    return max((at for at, step in enumerate(policy) if step.mixes_tokens), default=-1)
+
+
+def _narrow(branch: _Branch, positions: Tensor) -> None:
+    branch.residual = branch.residual[:, positions]
+    if branch.before_pass is not None:
+        branch.before_pass = branch.before_pass[:, positions]
+    branch.is_narrow = True
+
+
+def _advance_in_batches(model: LoopedLM, step: Step, branches: list[_Branch]) -> None:
+    tokens = branches[0].residual.shape[:2].numel()
+    many = max(1, BATCH_TOKENS // tokens)
+    for at in range(0, len(branches), many):
+        _advance(model, step, branches[at : at + many])
+
+
+def _advance(model: LoopedLM, step: Step, branches: list[_Branch]) -> None:
+    """One step for branches of one shape, as one batch."""
+    occurrence, mark = step
+    table = model.pass_residual
+    if table is not None and table.opens(occurrence):
+        for branch in branches:
+            branch.before_pass = branch.residual
+    closes = table is not None and table.closes(occurrence)
+    if mark == "skipped" and not closes:
+        return
+    befores = [branch.before_pass for branch in branches if branch.before_pass is not None]
+    residual, _ = model.walk(
+        torch.cat([branch.residual for branch in branches]),
+        (occurrence,),
+        context_off=(occurrence,) if mark == "context_off" else (),
+        taps={(occurrence, "update"): torch.zeros_like} if mark == "skipped" else None,
+        before_pass=torch.cat(befores) if befores else None,
+    )
+    for branch, part in zip(branches, residual.chunk(len(branches)), strict=True):
+        branch.residual = part

@@ -1,0 +1,108 @@
+"""`mixerloop transport` as a user runs it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mixerloop.data.hops import HopsSettings, write_hops
+
+CONFIG = """
+[model]
+num_layers = 2
+d_model = 16
+num_heads = 2
+d_head = 8
+d_ffn = 24
+vocab_size = 12
+schedule = "mixer_loop(3)"
+
+[data]
+path = "hops"
+
+[train]
+steps = 3
+global_batch = 4
+warmup_steps = 1
+compute_dtype = "float32"
+"""
+KEYS = {
+    *("pairs_total", "pairs_novel", "pairs_positive", "itr", "itr_by_depth", "marginal_itr"),
+    *("hellinger_squared", "target_gain", "later_share", "noise_floor", "layers"),
+    *("compute_dtype", "native_max_abs_error"),
+}
+
+
+def mixerloop(*arguments, cwd, code=0):
+    environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "HOME": str(cwd)}
+    done = subprocess.run(
+        [sys.executable, "-m", "mixerloop", *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = tmp_path_factory.mktemp("transport")
+    write_hops(place / "hops", HopsSettings())
+    (place / "hops.toml").write_text(CONFIG)
+    mixerloop("train", "hops.toml", "--out", "run", cwd=place)
+    return place
+
+
+def test_a_run_is_measured_and_kept(place):
+    done = mixerloop("transport", "run", "--positions", 4, "--json", cwd=place)
+    result = json.loads(done.stdout)
+    assert result.keys() >= KEYS
+    assert result["native_max_abs_error"] == 0
+    assert result["compute_dtype"] == "float32"
+    assert result["pairs_total"] == 2 * 2
+    assert len(result["layers"]) == 2
+    assert result["marginal_itr"][0] == 1
+    assert result["provenance"]["checkpoint_sha256"]
+    assert json.loads((place / "run/results/transport.json").read_text()) == result
+    other = mixerloop("transport", "run", "--second-draw", "--json", cwd=place, code=0).stdout
+    assert json.loads(other)["target_gain"] != result["target_gain"]
+    shown = mixerloop("transport", "run", cwd=place).stdout
+    assert "of 4 (layer, pass) pairs" in shown
+    assert shown.strip().splitlines()[-1] == "kept in run/results/transport.json"
+
+
+def test_fresh_weights_need_no_run_and_no_data(tmp_path):
+    arguments = ("--random", "nano", "--schedule", "mixer_loop", "--init", "released")
+    size = ("--windows", 4, "--positions", 4, "--context", 32, "--seed", 1, "--json")
+    found = [
+        json.loads(mixerloop("transport", *arguments, *size, *more, cwd=tmp_path).stdout)
+        for more in ((), (), ("--compute-dtype", "bfloat16"))
+    ]
+    assert found[0]["itr"] == found[1]["itr"]
+    assert found[0]["marginal_itr"][1] < 0.05 < found[2]["marginal_itr"][1]
+    assert found[2]["noise_floor"]["wider_type"] == "float32"
+    assert found[2]["noise_floor"]["marginal_itr"][1] > 0.05
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "name a run, or a preset with --random"),
+        (["run", "--random", "nano"], "name a run, or a preset with --random"),
+        (["--random", "nanno"], "unknown preset 'nanno'; did you mean nano?"),
+        (["--random", "nano", "--windows", 1], "--windows must be at least 2, got 1"),
+        (["--random", "nano", "--context", 8], "has room for 3 positions, not 16"),
+        (["run", "--windows", 9999], "there are 4096, and draw 0 of 9999 needs more"),
+        (["run", "--data", "nowhere"], "nowhere: no manifest.json"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(place, arguments, named):
+    done = mixerloop("transport", *arguments, cwd=place, code=2)
+    assert done.stdout == ""
+    (line,) = done.stderr.strip().splitlines()
+    assert named in line

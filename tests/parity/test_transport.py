@@ -1,0 +1,219 @@
+"""The shared-prefix engine against a whole forward per policy, and both against the definition."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from mixerloop.model.initialization import fresh_model
+from mixerloop.schedule import LOOPS, Occurrence, mixer_loop
+from mixerloop.transport.executor import plain_residuals, shared_residuals
+from mixerloop.transport.metrics import itr, marginal_itr
+from mixerloop.transport.noise import noise_floor
+from mixerloop.transport.policies import (
+    first_difference,
+    mixer_passes,
+    native,
+    restored,
+    skipped,
+    swapped,
+)
+from mixerloop.transport.summary import summarise
+from mixerloop.transport.trajectory import Windows, measure, spread_positions
+
+TOLERANCE = 1e-6
+SCHEDULES = [*LOOPS, "A4 F A F A2 F", "A F 3x(2x(A F))"]
+
+
+def windows_of(vocab, *, num=5, context=24, positions=4, seed=0):
+    generator = np.random.default_rng(seed)
+    return Windows(
+        generator.integers(vocab, size=(num, context)), spread_positions(context, positions)
+    )
+
+
+def model_of(tiny, schedule, *, pass_residual="none", scale=4.0):
+    """Weights large enough for passes to matter."""
+    config = dataclasses.replace(tiny, schedule=schedule, pass_residual=pass_residual)
+    model = fresh_model(config, seed=0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and "embedding" not in name and "conv" not in name:
+                parameter.mul_(scale)
+            if "pass_residual" in name:
+                parameter.normal_(0, 0.3)
+    return model
+
+
+def by_definition(model, windows, layer, num_native):
+    """Square roots of the probabilities under a policy, with the model's own arguments."""
+    off = mixer_passes(model.schedule, layer)[num_native:]
+    with torch.no_grad():
+        logits = model(
+            torch.from_numpy(windows.tokens),
+            positions=torch.from_numpy(windows.positions),
+            context_off=off,
+        )
+    return logits.double().log_softmax(-1)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_shared_and_plain_agree_in_every_number(tiny, schedule):
+    model = model_of(tiny, schedule)
+    windows = windows_of(tiny.vocab_size)
+    shared, plain = (measure(model, windows, engine=engine) for engine in ("shared", "plain"))
+    for name in ("gram", "hellinger_squared", "target_gain", "top1_flips"):
+        np.testing.assert_allclose(getattr(shared, name), getattr(plain, name), atol=TOLERANCE)
+    first, second = summarise(shared), summarise(plain)
+    for name in ("itr", "itr_by_depth", "marginal_itr", "later_share"):
+        np.testing.assert_allclose(first[name], second[name], atol=TOLERANCE)
+    assert (shared.layers, shared.num_passes) == (plain.layers, plain.num_passes)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("engine", ["shared", "plain"])
+def test_all_passes_restored_is_the_model_bit_for_bit(tiny, schedule, engine):
+    model = model_of(tiny, schedule)
+    found = measure(model, windows_of(tiny.vocab_size, num=20), engine=engine)
+    assert found.native_max_abs_error == 0.0
+
+
+def test_sums_are_those_of_the_definition(tiny):
+    model = model_of(tiny, "mixer_loop(3)")
+    windows = windows_of(tiny.vocab_size)
+    found = measure(model, windows)
+    targets = torch.from_numpy(windows.targets)[..., None]
+    for layer in range(tiny.num_layers):
+        log_p = torch.stack([by_definition(model, windows, layer, r) for r in range(4)])
+        steps = (log_p / 2).exp().diff(dim=0)
+        gram = torch.einsum("rwpv,swpv->wrs", steps, steps)
+        np.testing.assert_allclose(found.gram[layer], gram, atol=TOLERANCE)
+        half = steps.square().sum(-1).mean(-1).T / 2
+        np.testing.assert_allclose(found.hellinger_squared[layer], half, atol=TOLERANCE)
+        gains = torch.stack([one.gather(-1, targets)[..., 0] for one in log_p]).diff(dim=0)
+        np.testing.assert_allclose(found.target_gain[layer], gains.mean(-1).T, atol=1e-5)
+        flips = (log_p.argmax(-1)[1:] != log_p.argmax(-1)[:-1]).double().mean(-1).T
+        np.testing.assert_array_equal(found.top1_flips[layer], flips)
+
+
+@pytest.mark.parametrize("unit", ["mixer", "ffn", "block", "stack"])
+def test_a_learned_pass_residual_goes_along(tiny, unit):
+    model = model_of(
+        tiny, "block_loop(2)" if unit != "stack" else "full_loop(2)", pass_residual=unit
+    )
+    windows = windows_of(tiny.vocab_size)
+    shared, plain = (measure(model, windows, engine=engine) for engine in ("shared", "plain"))
+    np.testing.assert_allclose(shared.gram, plain.gram, atol=TOLERANCE)
+    assert shared.native_max_abs_error == 0.0
+    expected = by_definition(model, windows, 1, 1)
+    policy = restored(model.schedule, layer=1, num_native=1)
+    tokens, positions = map(torch.from_numpy, (windows.tokens, windows.positions))
+    with torch.no_grad():
+        _, (found,) = shared_residuals(
+            model, tokens, positions, [policy], native=native(model.schedule)
+        )
+        got = model.read_out(found).double().log_softmax(-1)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("schedule", ["mixer_loop(3)", "full_loop(2)"])
+def test_skipping_and_swapping_share_their_beginning_too(tiny, schedule):
+    model = model_of(tiny, schedule)
+    order = model.schedule
+    policies = [
+        *(skipped(order, one) for one in order),
+        *(swapped(order, one) for one in order if one.sublayer == "ffn"),
+        native(order),
+    ]
+    windows = windows_of(tiny.vocab_size)
+    tokens, positions = map(torch.from_numpy, (windows.tokens, windows.positions))
+    with torch.no_grad():
+        _, shared = shared_residuals(model, tokens, positions, policies, native=native(order))
+        plain = plain_residuals(model, tokens, positions, policies)
+        for policy, one, other in zip(policies, shared, plain, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+            left = tuple(step.occurrence for step in policy if step.mark != "skipped")
+            whole, _ = model.walk(model.embed(tokens), left)
+            torch.testing.assert_close(one, whole[:, positions], rtol=0, atol=1e-5)
+
+
+def test_policies_are_marked_schedules():
+    order = mixer_loop(2, 3)
+    assert restored(order, layer=1, num_native=3) == native(order)
+    policy = restored(order, layer=1, num_native=1)
+    off = [step.occurrence for step in policy if step.mark == "context_off"]
+    assert off == [Occurrence(1, "mixer", 1), Occurrence(1, "mixer", 2)]
+    assert first_difference(policy, native(order)) == order.index(Occurrence(1, "mixer", 1))
+    ffn = Occurrence(0, "ffn", 0)
+    assert [step.occurrence for step in swapped(order, ffn)][2:4] == [ffn, order[2]]
+
+
+def test_a_policy_that_would_touch_nothing_is_refused():
+    order = mixer_loop(2, 3)
+    with pytest.raises(ValueError, match=r"layer5\.ffn\.pass0 is not in the schedule"):
+        skipped(order, Occurrence(5, "ffn", 0))
+    with pytest.raises(ValueError, match="layer 1 makes 3 mixer passes, not 4"):
+        restored(order, layer=1, num_native=4)
+    with pytest.raises(ValueError, match="does not follow the other sublayer"):
+        swapped(order, Occurrence(0, "mixer", 1))
+
+
+def test_windows_run_in_parts_are_the_same_windows(tiny, monkeypatch):
+    model = model_of(tiny, "mixer_loop(2)")
+    windows = windows_of(tiny.vocab_size, num=7)
+    whole = measure(model, windows)
+    monkeypatch.setattr("mixerloop.transport.trajectory.WINDOWS_AT_ONCE", 3)
+    seen = []
+    parts = measure(model, windows, progress=lambda *args: seen.append(args))
+    np.testing.assert_allclose(parts.gram, whole.gram, atol=TOLERANCE)
+    assert seen == [(3, 7), (6, 7), (7, 7)]
+
+
+def test_positions_are_spread_over_the_second_half_and_have_a_next_token():
+    assert spread_positions(128, 16)[[0, -1]].tolist() == [64, 126]
+    assert len(spread_positions(128, 16)) == 16
+    assert spread_positions(8, 3).tolist() == [4, 5, 6]
+    with pytest.raises(ValueError, match="has room for 3 positions, not 4"):
+        spread_positions(8, 4)
+
+
+def test_figures_have_intervals_over_windows_and_pairs_are_counted(tiny):
+    model = model_of(tiny, "A4 F A F A2 F")
+    found = measure(model, windows_of(tiny.vocab_size, num=12))
+    result = summarise(found)
+    assert result["pairs_total"] == 3 + 0 + 1
+    assert [len(layer["marginal_itr"]) for layer in result["layers"]] == [4, 1, 2]
+    assert result["itr"] == pytest.approx(float(itr(found.gram.mean(axis=(0, 1)))))
+    layer = found.gram[0].mean(axis=0)
+    np.testing.assert_allclose(result["layers"][0]["marginal_itr"], marginal_itr(layer))
+    for name in ("itr", "later_share", "later_gain"):
+        low, high = result[f"{name}_interval"]
+        assert low < result[name] < high
+    novel = sum(x > 0.5 for layer in result["layers"] for x in layer["marginal_itr"][1:])
+    assert result["pairs_novel"] == novel
+    with pytest.raises(ValueError, match="1 windows have no interval"):
+        summarise(measure(model, windows_of(tiny.vocab_size, num=1)))
+
+
+def test_the_random_controls_novelty_is_rounding(tiny):
+    """The paper's control in small: in bfloat16 later passes look new, in float32 they do not."""
+    config = dataclasses.replace(tiny, schedule="mixer_loop(4)")
+    model = fresh_model(config, seed=0, rule="released")
+    windows = windows_of(tiny.vocab_size, num=8)
+    narrow, wide = (
+        summarise(measure(model, windows, compute_dtype=dtype)) for dtype in ("bfloat16", "float32")
+    )
+    floor = noise_floor(model, windows, compute_dtype="bfloat16")
+    assert narrow["marginal_itr"][1] > 0.1 > wide["marginal_itr"][1]
+    assert floor.marginal_itr[1] == pytest.approx(
+        narrow["marginal_itr"][1] - wide["marginal_itr"][1], rel=0.5
+    )
+    assert noise_floor(model, windows).marginal_itr[1] < 1e-4
+
+
+def test_a_schedule_without_a_mixer_is_refused(tiny):
+    model = model_of(tiny, "no_loop")
+    only_ffn = tuple(one for one in model.schedule if one.sublayer == "ffn")
+    with pytest.raises(ValueError, match="runs no mixer"):
+        measure(model, windows_of(tiny.vocab_size), schedule=only_ffn)
