@@ -19,7 +19,8 @@ from mixerloop.transport.policies import (
     skipped,
     swapped,
 )
-from mixerloop.transport.summary import summarise
+from mixerloop.transport.removal import removal_costs, spearman
+from mixerloop.transport.summary import summarise, summarise_removals
 from mixerloop.transport.trajectory import Windows, measure, spread_positions
 
 TOLERANCE = 1e-6
@@ -217,3 +218,57 @@ def test_a_schedule_without_a_mixer_is_refused(tiny):
     only_ffn = tuple(one for one in model.schedule if one.sublayer == "ffn")
     with pytest.raises(ValueError, match="runs no mixer"):
         measure(model, windows_of(tiny.vocab_size), schedule=only_ffn)
+
+
+def test_costs_of_removal_are_differences_of_nll(tiny):
+    model = model_of(tiny, "full_loop(2)")
+    windows = windows_of(tiny.vocab_size, num=6)
+    costs = removal_costs(model, windows)
+    order = model.schedule
+    assert len(costs["skip"].occurrences) == len(costs["ffn_off"].occurrences) == 6
+    assert costs["swap_order"].occurrences == tuple(o for o in order if o.sublayer == "ffn")
+
+    def nll(schedule):
+        tokens, positions = map(torch.from_numpy, (windows.tokens, windows.positions))
+        with torch.no_grad():
+            log_p = model(tokens, positions=positions, schedule=schedule).double().log_softmax(-1)
+        return -log_p.gather(-1, torch.from_numpy(windows.targets)[..., None])[..., 0].mean(1)
+
+    for kind in ("skip", "ffn_off"):
+        for row, left_out in enumerate(costs[kind].occurrences):
+            without = tuple(one for one in order if one != left_out)
+            expected = nll(without) - nll(order)
+            np.testing.assert_allclose(costs[kind].nll[row], expected, atol=1e-5)
+    ffn = costs["swap_order"].occurrences[2]
+    at = order.index(ffn)
+    other_order = (*order[: at - 1], ffn, order[at - 1], *order[at + 1 :])
+    expected = nll(other_order) - nll(order)
+    np.testing.assert_allclose(costs["swap_order"].nll[2], expected, atol=1e-5)
+
+
+def test_removals_are_told_with_intervals_and_ranked_against_novelty(tiny):
+    model = model_of(tiny, "full_loop(3)")
+    windows = windows_of(tiny.vocab_size, num=10)
+    found, costs = measure(model, windows), removal_costs(model, windows)
+    result = summarise_removals(found, costs)
+    places = [(one["layer"], one["pass"]) for one in result["skip"]]
+    assert places[:4] == [(0, 1), (1, 1), (2, 1), (0, 2)]
+    for one in result["skip"] + result["ffn_off"]:
+        low, high = one["delta_nll_interval"]
+        assert low < one["delta_nll"] < high
+    novelty = [x for layer in summarise(found)["layers"] for x in layer["marginal_itr"][1:]]
+    skips = sorted(result["skip"], key=lambda one: (one["layer"], one["pass"]))
+    cost = [one["delta_nll"] for one in skips if one["pass"] > 1]
+    expected = np.corrcoef(np.argsort(np.argsort(novelty)), np.argsort(np.argsort(cost)))[0, 1]
+    assert result["spearman_marginal_itr_and_skip"] == pytest.approx(expected)
+    low, high = result["spearman_marginal_itr_and_skip_interval"]
+    assert -1 <= low < high <= 1
+    one_pass = model_of(tiny, "no_loop")
+    none = summarise_removals(measure(one_pass, windows), removal_costs(one_pass, windows))
+    assert none["spearman_marginal_itr_and_skip"] is None
+
+
+def test_ranks_share_ties():
+    assert spearman(np.array([1.0, 2, 2, 3]), np.array([1.0, 2, 2, 3])) == pytest.approx(1)
+    assert spearman(np.array([1.0, 2, 3]), np.array([3.0, 2, 1])) == pytest.approx(-1)
+    assert np.isnan(spearman(np.array([1.0, 1, 1]), np.array([3.0, 2, 1])))

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+VERBS = "describe init generate data train runs evaluate transport bench doctor".split()
 COUNT = "import sys; {}; sys.exit(any(name.split('.')[0] == 'torch' for name in sys.modules))"
 
 
@@ -17,7 +18,17 @@ def test_importing_loads_no_torch(module):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["describe"], ["init"], ["generate"], ["train"], ["runs"], ["evaluate"], ["transport"], ["doctor"]],
+    [
+        [],
+        ["describe"],
+        ["init"],
+        ["generate"],
+        ["train"],
+        ["runs"],
+        ["evaluate"],
+        ["transport"],
+        ["doctor"],
+    ],
 )
 def test_help_loads_no_torch(arguments):
     run = (

@@ -26,7 +26,7 @@ new; both say nothing of whether it helps, which the gain does. Read docs/transp
 
 examples:
   mixerloop transport RUN
-  mixerloop transport RUN --context 256 --json
+  mixerloop transport RUN --context 256 --removal --json
   mixerloop transport --random 15m --schedule mixer_loop --init released --compute-dtype bfloat16
 """
 RESULT = "transport.json"
@@ -52,6 +52,8 @@ class Transport:
     """Places in the second half of each window."""
     context: int = 128
     """Tokens of a window."""
+    removal: bool = False
+    """Also leave out each pass and each ffn, and swap their order: what does that cost?"""
     second_draw: bool = False
     """Look at other windows, none of which is in the first draw."""
     seed: int = 0
@@ -72,7 +74,8 @@ class Transport:
     def run(self) -> None:
         """Measure, keep and print."""
         from mixerloop.transport.noise import noise_floor
-        from mixerloop.transport.summary import summarise
+        from mixerloop.transport.removal import removal_costs
+        from mixerloop.transport.summary import summarise, summarise_removals
         from mixerloop.transport.trajectory import measure
 
         if (self.run_path is None) == (self.random is None):
@@ -97,6 +100,11 @@ class Transport:
             progress=line and (lambda done, total: line.show(f"{done} of {total} windows")),
         )
         noise = noise_floor(model, windows, schedule=schedule, compute_dtype=self.compute_dtype)
+        options = {"schedule": schedule, "compute_dtype": self.compute_dtype}
+        removed = None
+        if self.removal:
+            costs = removal_costs(model, windows, **options)
+            removed = summarise_removals(found, costs, seed=self.seed)
         if line is not None:
             line.close()
         result = {
@@ -110,6 +118,7 @@ class Transport:
                 name: value if isinstance(value, str | int) else value.tolist()
                 for name, value in asdict(noise).items()
             },
+            "removal": removed,
             "provenance": facts,
         }
         if opened is not None:
@@ -238,5 +247,24 @@ def _show(result: dict[str, Any]) -> None:
         f"{result['pairs_novel']} have a marginal ITR above 0.5 and {result['pairs_positive']} a "
         "positive gain"
     )
+    if (removed := result["removal"]) is not None:
+        _show_removal(removed)
     wider = result["noise_floor"]["wider_type"]
     print(f"rounding: what the marginal ITR of the first windows loses when measured in {wider}")
+
+
+def _show_removal(removed: dict[str, Any]) -> None:
+    for kind, title in (
+        ("skip", "NLL without a mixer pass"),
+        ("ffn_off", "NLL without an ffn"),
+        ("swap_order", "NLL with an ffn before its mixer"),
+    ):
+        parts = (f"{one['layer']}.{one['pass']} {one['delta_nll']:+.4f}" for one in removed[kind])
+        print(f"{title}, by layer.pass: {', '.join(parts)}")
+    value = removed["spearman_marginal_itr_and_skip"]
+    if value is not None:
+        low, high = removed["spearman_marginal_itr_and_skip_interval"]
+        print(
+            f"rank correlation of marginal ITR and the cost of leaving a pass out: {value:.2f} "
+            f"[{low:.2f}, {high:.2f}]"
+        )

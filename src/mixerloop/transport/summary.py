@@ -9,6 +9,7 @@ from jaxtyping import Float
 
 from mixerloop.intervals import LEVEL
 from mixerloop.transport.metrics import itr, itr_by_depth, later_share, marginal_itr
+from mixerloop.transport.removal import Costs, Removal, spearman
 from mixerloop.transport.trajectory import Trajectories
 
 RESAMPLES = 1000
@@ -44,9 +45,7 @@ def summarise(found: Trajectories, *, seed: int = 0) -> dict[str, Any]:
     num_windows = found.gram.shape[1]
     if num_windows < 2:
         raise ValueError(f"{num_windows} windows have no interval; take two or more")
-    drawn = np.random.default_rng(seed).integers(num_windows, size=(RESAMPLES, num_windows))
-    weights = np.stack([np.bincount(one, minlength=num_windows) for one in drawn]) / num_windows
-    once = np.full((1, num_windows), 1 / num_windows)
+    once, weights = _weights(num_windows, seed)
     together = _figures(found, range(len(found.layers)), once, weights)
     layers = []
     for row, layer in enumerate(found.layers):
@@ -65,6 +64,59 @@ def summarise(found: Trajectories, *, seed: int = 0) -> dict[str, Any]:
         "layers": layers,
         "native_max_abs_error": found.native_max_abs_error,
     }
+
+
+def summarise_removals(
+    found: Trajectories, costs: dict[Removal, Costs], *, seed: int = 0
+) -> dict[str, Any]:
+    """What each intervention costs, and whether passes that are new are the ones that cost most.
+
+    The rank correlation is over later (layer, pass) pairs, between the marginal ITR of a pass and
+    what leaving it out costs; both are resampled with the same windows.
+    """
+    once, weights = _weights(found.gram.shape[1], seed)
+    result: dict[str, Any] = {}
+    for kind, one in costs.items():
+        low, high = _quantiles(weights @ one.nll.T)
+        result[kind] = [
+            {
+                "layer": occurrence.layer,
+                "pass": occurrence.pass_index + 1,
+                "delta_nll": float(cost),
+                "delta_nll_interval": [float(low[row]), float(high[row])],
+            }
+            for row, (occurrence, cost) in enumerate(
+                zip(one.occurrences, one.nll.mean(axis=1), strict=True)
+            )
+        ]
+    point, drawn = (_novelty_and_cost(found, costs["skip"], w) for w in (once, weights))
+    result["spearman_marginal_itr_and_skip"] = _listed(spearman(*point)[0])
+    result["spearman_marginal_itr_and_skip_interval"] = _listed(_quantiles(spearman(*drawn)))
+    return result
+
+
+def _novelty_and_cost(
+    found: Trajectories, costs: Costs, weights: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of every later pass, [resamples, pairs] each."""
+    row_of = {(one.layer, one.pass_index): row for row, one in enumerate(costs.occurrences)}
+    novelty, cost = [], []
+    for row, (layer, count) in enumerate(zip(found.layers, found.num_passes, strict=True)):
+        new = marginal_itr(_means(found, [row], weights).gram)
+        for number in range(1, count):
+            novelty.append(new[:, number])
+            cost.append(weights @ costs.nll[row_of[layer, number]])
+    if not novelty:
+        empty = np.empty((len(weights), 0))
+        return empty, empty
+    return np.stack(novelty, axis=1), np.stack(cost, axis=1)
+
+
+def _weights(num_windows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """All windows alike, and in every resample."""
+    drawn = np.random.default_rng(seed).integers(num_windows, size=(RESAMPLES, num_windows))
+    weights = np.stack([np.bincount(one, minlength=num_windows) for one in drawn]) / num_windows
+    return np.full((1, num_windows), 1 / num_windows), weights
 
 
 def _figures(

@@ -85,7 +85,7 @@ def measure(
     device = model.embedding.weight.device
     positions = torch.from_numpy(windows.positions).to(device)
     error = 0.0
-    for here in _parts(len(windows.tokens)):
+    for here in parts(len(windows.tokens)):
         tokens = torch.from_numpy(windows.tokens[here]).to(device)
         targets = torch.from_numpy(windows.targets[here]).to(device)
         with compute_in(compute_dtype, device.type):
@@ -121,7 +121,8 @@ def layer_policies(schedule: Schedule) -> dict[int, list[Policy]]:
     }
 
 
-def _parts(num_windows: int) -> Iterator[slice]:
+def parts(num_windows: int) -> Iterator[slice]:
+    """The windows that run together."""
     for start in range(0, num_windows, WINDOWS_AT_ONCE):
         yield slice(start, min(start + WINDOWS_AT_ONCE, num_windows))
 

@@ -1,0 +1,114 @@
+"""What it costs to take something away: the NLL without a pass, an ffn, or with two swapped.
+
+Sister interventions on the same engine. A pass may be new at the readout and useless, or old and
+indispensable; this is the other side of that comparison.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mixerloop.config import ComputeDtype
+from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.ops.precision import compute_in
+from mixerloop.schedule import Occurrence, Schedule
+from mixerloop.transport.executor import shared_residuals
+from mixerloop.transport.policies import Policy, native, skipped, swapped
+from mixerloop.transport.trajectory import Windows, parts
+
+Removal = Literal["skip", "ffn_off", "swap_order"]
+"""A mixer pass left out; an ffn left out; an ffn before the mixer pass that preceded it."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What each intervention of a kind adds to the NLL, window by window."""
+
+    kind: Removal
+    occurrences: tuple[Occurrence, ...]
+    nll: Float[np.ndarray, "occurrences windows"]
+    """Nats per position, over the unmodified model's."""
+
+
+def removals(schedule: Schedule, kind: Removal) -> dict[Occurrence, Policy]:
+    """Every intervention of a kind that a schedule has room for."""
+    if kind == "skip":
+        return {one: skipped(schedule, one) for one in schedule if one.sublayer == "mixer"}
+    if kind == "ffn_off":
+        return {one: skipped(schedule, one) for one in schedule if one.sublayer == "ffn"}
+    assert kind == "swap_order", kind
+    follows_its_mixer = [
+        one
+        for before, one in pairwise(schedule)
+        if one.sublayer == "ffn" and before.sublayer == "mixer" and before.layer == one.layer
+    ]
+    return {one: swapped(schedule, one) for one in follows_its_mixer}
+
+
+@torch.inference_mode()
+def removal_costs(
+    model: LoopedLM,
+    windows: Windows,
+    *,
+    schedule: Schedule | None = None,
+    compute_dtype: ComputeDtype = "float32",
+) -> dict[Removal, Costs]:
+    """The cost of every intervention of every kind, all from one walk."""
+    schedule = model.schedule if schedule is None else schedule
+    chosen: dict[Removal, dict[Occurrence, Policy]] = {
+        "skip": removals(schedule, "skip"),
+        "ffn_off": removals(schedule, "ffn_off"),
+        "swap_order": removals(schedule, "swap_order"),
+    }
+    policies = [policy for of_kind in chosen.values() for policy in of_kind.values()]
+    nll = np.zeros((len(policies), len(windows.tokens)))
+    device = model.embedding.weight.device
+    positions = torch.from_numpy(windows.positions).to(device)
+    for here in parts(len(windows.tokens)):
+        tokens = torch.from_numpy(windows.tokens[here]).to(device)
+        targets = torch.from_numpy(windows.targets[here]).to(device)
+        with compute_in(compute_dtype, device.type):
+            whole, found = shared_residuals(
+                model, tokens, positions, policies, native=native(schedule)
+            )
+            before = _nll(model, whole, targets)
+            for row, residual in enumerate(found):
+                nll[row, here] = (_nll(model, residual, targets) - before).cpu().numpy()
+    costs: dict[Removal, Costs] = {}
+    at = 0
+    for kind, of_kind in chosen.items():
+        costs[kind] = Costs(kind, tuple(of_kind), nll[at : at + len(of_kind)])
+        at += len(of_kind)
+    return costs
+
+
+def _nll(
+    model: LoopedLM,
+    residual: Float[Tensor, "windows positions d_model"],
+    targets: Int[Tensor, "windows positions"],
+) -> Float[Tensor, " windows"]:
+    log_p = model.read_out(residual).log_softmax(-1)
+    return -log_p.gather(-1, targets[..., None])[..., 0].double().mean(-1)
+
+
+def spearman(first: np.ndarray, second: np.ndarray) -> Float[np.ndarray, "..."]:
+    """Rank correlation over the last axis; not a number where one side has no order."""
+    if first.shape[-1] < 2:
+        return np.full(first.shape[:-1], np.nan)
+    ranks = [_ranks(values) for values in (first, second)]
+    one, other = (rank - rank.mean(axis=-1, keepdims=True) for rank in ranks)
+    sizes = np.sqrt((one**2).sum(axis=-1) * (other**2).sum(axis=-1))
+    both = (one * other).sum(axis=-1)
+    return np.divide(both, sizes, out=np.full_like(both, np.nan), where=sizes > 0)
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Equal values share the mean of their ranks."""
+    below = (values[..., None] > values[..., None, :]).sum(axis=-1)
+    equal = (values[..., None] == values[..., None, :]).sum(axis=-1)
+    return below + (equal - 1) / 2
