@@ -5,7 +5,18 @@ import sys
 
 import pytest
 
-VERBS = "describe init generate data train runs evaluate transport bench doctor".split()
+VERBS = [
+    "describe",
+    "init",
+    "generate",
+    "data",
+    "train",
+    "runs",
+    "evaluate",
+    "transport",
+    "bench",
+    "doctor",
+]
 COUNT = "import sys; {}; sys.exit(any(name.split('.')[0] == 'torch' for name in sys.modules))"
 
 
