@@ -54,9 +54,9 @@ def noise_floor(
     noise, signal, counts = np.zeros(most), np.zeros(most), np.zeros(most)
     narrow_gram, wide_gram = np.zeros((most, most)), np.zeros((most, most))
     with compute_in(compute_dtype, device.type):
-        narrow = [increments(logits).cpu() for logits in layer_readouts(model, *arguments)]
+        narrow = [_increments(logits) for logits in layer_readouts(model, *arguments)]
     for before, logits in zip(narrow, layer_readouts(wide_model, *arguments), strict=True):
-        wide = increments(logits).cpu()
+        wide = _increments(logits)
         size = len(wide)
         noise[:size] += (wide - before).square().sum((1, 2, 3)).numpy()
         signal[:size] += wide.square().sum((1, 2, 3)).numpy()
@@ -70,6 +70,12 @@ def noise_floor(
         share=noise / np.maximum(signal, np.finfo(float).tiny),
         marginal_itr=np.maximum(0.0, marginal_itr(narrow_gram) - marginal_itr(wide_gram)),
     )
+
+
+def _increments(
+    logits: Float[Tensor, "policies windows positions vocab"],
+) -> Float[Tensor, "passes windows positions vocab"]:
+    return increments(logits.log_softmax(-1)).cpu()
 
 
 def _gram(steps: Float[Tensor, "passes windows positions vocab"]) -> np.ndarray:

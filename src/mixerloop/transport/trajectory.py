@@ -148,10 +148,10 @@ def layer_readouts(
 
 
 def increments(
-    logits: Float[Tensor, "policies windows positions vocab"],
+    log_p: Float[Tensor, "policies windows positions vocab"],
 ) -> Float[Tensor, "passes windows positions vocab"]:
     """What each pass changes of the square root of the predicted distribution."""
-    return (logits.log_softmax(-1) / 2).exp().diff(dim=0).double()
+    return (log_p / 2).exp_().diff(dim=0).double()
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,9 @@ def _of_layer(
     logits: Float[Tensor, "policies windows positions vocab"],
     targets: Int[Tensor, "windows positions"],
 ) -> _LayerSums:
-    by_window = increments(logits).transpose(0, 1).flatten(2)
-    gram = by_window @ by_window.transpose(1, 2)
     log_p = logits.log_softmax(-1)
+    by_window = increments(log_p).transpose(0, 1).flatten(2)
+    gram = by_window @ by_window.transpose(1, 2)
     at_target = log_p.gather(-1, targets.expand(len(logits), -1, -1)[..., None])[..., 0].double()
     num_positions = targets.shape[1]
     squares = torch.diagonal(gram, dim1=1, dim2=2)
