@@ -5,6 +5,7 @@ import torch
 from hypothesis import settings
 
 from mixerloop import machine
+from mixerloop.cli import main
 from mixerloop.config import ModelConfig
 from mixerloop.ops import native_library
 
@@ -18,6 +19,21 @@ settings.load_profile("mixerloop")
 def seeded() -> None:
     """What a test draws without a generator of its own, it draws the same each time."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def refusal(monkeypatch):
+    """What a command is refused with, without a process of its own for it."""
+
+    def refuse(*arguments, cwd) -> str:
+        monkeypatch.chdir(cwd)
+        monkeypatch.setattr("sys.argv", ["mixerloop", *map(str, arguments)])
+        monkeypatch.setattr(machine, "keep_freed_memory", lambda: None)
+        with pytest.raises(ValueError, match=r"\w") as caught:
+            main._run()
+        return str(caught.value)
+
+    return refuse
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
+import torch
 
 from mixerloop import runs
 from mixerloop.data.hops import HopsSettings, write_hops
@@ -161,11 +162,11 @@ def test_some_tasks_have_no_core_and_the_rest_can_be_asked_later(run):
     assert (run / "results/core/endings.jsonl").stat().st_mtime_ns == before
 
 
-def test_a_limit_is_marked_and_other_settings_are_not_mixed(run):
+def test_a_limit_is_marked_and_other_settings_are_not_mixed(run, refusal):
     limited = core(run, "--limit", "4")
     assert limited["tasks"]["colours"]["examples"] == 4
     assert "3 tasks were limited" in limited["not_comparable_because"][2]
-    line = refused("evaluate", "core", "run", "--bundle", BUNDLE, cwd=run.parent)
+    line = refusal("evaluate", "core", "run", "--bundle", BUNDLE, cwd=run.parent)
     assert "holds answers with limit 4, not None; give --replace to drop them or --out" in line
     assert core(run, "--replace")["tasks"]["colours"]["examples"] == 8
     before = (run / "results/core/endings.jsonl").stat().st_mtime_ns
@@ -174,7 +175,7 @@ def test_a_limit_is_marked_and_other_settings_are_not_mixed(run):
     bundle = Path(shutil.copytree(BUNDLE, run.parent / "bundle"))
     file = bundle / "eval_data/made/endings.jsonl"
     file.write_text(file.read_text().replace("snow", "milk"))
-    line = refused("evaluate", "core", "run", "--bundle", "bundle", cwd=run.parent)
+    line = refusal("evaluate", "core", "run", "--bundle", "bundle", cwd=run.parent)
     assert "holds answers with bundle" in line
 
 
@@ -240,14 +241,11 @@ def test_a_killed_evaluation_goes_on_to_the_same_answers(run):
         (["--out", "data/manifest.json/x"], "is a file, and results go into a folder"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(run, arguments, named):
+def test_what_cannot_be_asked_is_refused(run, refusal, arguments, named):
     arguments = ["evaluate", "core", "run", "--bundle", BUNDLE, *arguments]
-    if "cuda" in arguments:
-        import torch
-
-        if torch.cuda.is_available():
-            pytest.skip("there is a CUDA device")
-    assert named in refused(*arguments, cwd=run.parent)
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    assert named in refusal(*arguments, cwd=run.parent)
     assert not (run / "results").exists()
 
 
@@ -276,14 +274,14 @@ def sentencepiece_model(**options):
     return model.getvalue()
 
 
-def test_a_run_without_a_fitting_tokenizer_is_refused(tmp_path):
+def test_a_run_without_a_fitting_tokenizer_is_refusal(tmp_path, refusal):
     (tmp_path / "small.toml").write_text(MODEL.format(vocab=300, schedule="no_loop"))
     ask = ("--bundle", BUNDLE)
     mixerloop("init", "small.toml", "--out", "bare", cwd=tmp_path)
-    assert "has no tokenizer" in refused("evaluate", "core", "bare", *ask, cwd=tmp_path)
+    assert "has no tokenizer" in refusal("evaluate", "core", "bare", *ask, cwd=tmp_path)
     (tmp_path / "bare.model").write_bytes(sentencepiece_model(vocab_size=60, bos_id=-1))
     mixerloop("init", "small.toml", "--tokenizer", "bare.model", "--out", "no-start", cwd=tmp_path)
-    line = refused("evaluate", "core", "no-start", *ask, cwd=tmp_path)
+    line = refusal("evaluate", "core", "no-start", *ask, cwd=tmp_path)
     assert "its tokenizer has no start token" in line
     mixerloop("init", "small.toml", "--tokenizer", "bare.model", "--out", "other", cwd=tmp_path)
     checkpoint = tmp_path / "other/checkpoints/step-0"
@@ -291,7 +289,7 @@ def test_a_run_without_a_fitting_tokenizer_is_refused(tmp_path):
         train_tokenizer(Path(__file__).read_text().splitlines(), vocab_size=500)
     )
     runs.seal(checkpoint)
-    line = refused("evaluate", "core", "other", *ask, cwd=tmp_path)
+    line = refusal("evaluate", "core", "other", *ask, cwd=tmp_path)
     assert "tokenizer.model: " in line
     assert "token ids do not fit the model's 300" in line
     assert not (tmp_path / "other/results").exists()
@@ -306,19 +304,19 @@ def test_a_run_without_a_fitting_tokenizer_is_refused(tmp_path):
         ("core/colours.jsonl", "{}\n", "colours.jsonl: not as it was written (line 1"),
     ],
 )
-def test_damaged_answers_are_named(run, name, content, named):
+def test_damaged_answers_are_named(run, refusal, name, content, named):
     core(run)
     path = run / "results" / name
     path.write_text(content)
-    line = refused("evaluate", "core", "run", "--bundle", BUNDLE, cwd=run.parent)
+    line = refusal("evaluate", "core", "run", "--bundle", BUNDLE, cwd=run.parent)
     assert named in line
 
 
-def test_answers_that_were_cut_off_are_not_scored(run):
+def test_answers_that_were_cut_off_are_not_scored(run, refusal):
     core(run)
     path = run / "results/core/colours.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
-    line = refused("evaluate", "core", "run", "--bundle", BUNDLE, cwd=run.parent)
+    line = refusal("evaluate", "core", "run", "--bundle", BUNDLE, cwd=run.parent)
     assert "3 answers to 8 examples" in line
 
 
@@ -343,7 +341,7 @@ def test_nll_is_kept_with_every_document(run):
     assert shown.strip().splitlines()[-1] == "kept in run/results/nll.json"
 
 
-def test_data_that_does_not_belong_to_the_run_is_refused(run):
+def test_data_that_does_not_belong_to_the_run_is_refusal(run, refusal):
     other = run.parent
     (other / "more.txt").write_text("other words " * 50)
     (other / "held.txt").write_text("held out words " * 50)
@@ -361,12 +359,12 @@ def test_data_that_does_not_belong_to_the_run_is_refused(run):
         *("--out", "other", "--workers", 1),
         cwd=other,
     )
-    line = refused("evaluate", "nll", "run", "--data", "other", cwd=other)
+    line = refusal("evaluate", "nll", "run", "--data", "other", cwd=other)
     assert "was made with another tokenizer than the run's" in line
-    assert "this schedule makes 1 to 2" in refused(
+    assert "this schedule makes 1 to 2" in refusal(
         "evaluate", "nll", "run", "--passes", 3, cwd=other
     )
-    assert "not a folder of hops" in refused("evaluate", "hops", "run", cwd=other)
+    assert "not a folder of hops" in refusal("evaluate", "hops", "run", cwd=other)
 
 
 def test_compare_pairs_runs_by_example_and_groups_them_by_seed(place):
@@ -394,13 +392,13 @@ def test_compare_pairs_runs_by_example_and_groups_them_by_seed(place):
     assert "verdict" in seeds
 
 
-def test_results_of_another_model_are_not_compared(place, tmp_path):
+def test_results_of_another_model_are_not_compared(place, tmp_path, refusal):
     for name in ("mixer-1", "full-1"):
         run = Path(shutil.copytree(place / name, tmp_path / name))
         shutil.rmtree(run / "results", ignore_errors=True)
     shutil.copytree(place / "data", tmp_path / "data")
     compare = ("evaluate", "compare", "mixer-1", "full-1")
-    assert "nothing to compare yet" in refused(*compare, cwd=tmp_path)
+    assert "nothing to compare yet" in refusal(*compare, cwd=tmp_path)
     mixerloop("evaluate", "nll", "mixer-1", cwd=tmp_path)
     mixerloop("evaluate", "nll", "full-1", cwd=tmp_path)
     mixerloop("evaluate", "nll", "mixer-1", "--schedule", "no_loop", "--out", "one", cwd=tmp_path)
@@ -409,12 +407,12 @@ def test_results_of_another_model_are_not_compared(place, tmp_path):
     )
     assert [arm["name"] for arm in two["arms"]] == ["2x(A2 F)", "2x(A F)"]
     assert two["warnings"] == ["CORE is left out: it was not measured of mixer-1"]
-    line = refused("evaluate", "compare", "full-1", "full-1", cwd=tmp_path)
+    line = refusal("evaluate", "compare", "full-1", "full-1", cwd=tmp_path)
     assert "full-1 and full-1 are the same model" in line
     shutil.copytree(
         tmp_path / "mixer-1/checkpoints/step-0", tmp_path / "mixer-1/checkpoints/step-9"
     )
-    assert "its results are not of mixer-1/checkpoints/step-9" in refused(*compare, cwd=tmp_path)
+    assert "its results are not of mixer-1/checkpoints/step-9" in refusal(*compare, cwd=tmp_path)
     shutil.rmtree(tmp_path / "mixer-1/checkpoints/step-9")
     documents = tmp_path / "mixer-1/results/nll.jsonl"
     whole = documents.read_text()
@@ -424,7 +422,7 @@ def test_results_of_another_model_are_not_compared(place, tmp_path):
         ("".join(whole.splitlines(keepends=True)[1:]), "its documents are others"),
     ):
         documents.write_text(damaged)
-        assert named in refused(*compare, cwd=tmp_path)
+        assert named in refusal(*compare, cwd=tmp_path)
 
 
 def test_hops_are_kept_too(tmp_path):
