@@ -1,23 +1,24 @@
-"""`mixerloop bench`: how fast the operator, prefill, decoding and training are, as ratios."""
+"""`mixerloop bench`: how fast the operator, prefill, decoding, training and transport are."""
 
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 
-from mixerloop import machine, paper, runs
-from mixerloop.cli.tables import print_table, table_of
+from mixerloop import machine, runs
+from mixerloop.cli.bench_tables import (
+    show_decode,
+    show_header,
+    show_operator,
+    show_prefill,
+    show_training,
+    show_transport,
+)
 from mixerloop.config import ComputeDtype, Implementation, ImplementationChoice, preset
 from mixerloop.notation import resolve
 from mixerloop.strict import one_of
-
-if TYPE_CHECKING:
-    from mixerloop.benchmarking.measure import Quartiles
-    from mixerloop.benchmarking.operator import OperatorCase
-    from mixerloop.benchmarking.prefill import PrefillCase
-    from mixerloop.benchmarking.training import TrainCase
 
 HELP = """Measure speed, after a check that what is timed computes the right thing.
 
@@ -28,6 +29,7 @@ examples:
   mixerloop bench prefill --sizes 15m 110m --batches 1 4 8 16
   mixerloop bench decode --size 15m
   mixerloop bench train --size 15m --compute-dtype bfloat16
+  mixerloop bench transport
 """
 OPERATOR_HELP = """The gated delta rule: ours beside `transformers` and fla-core on this CPU.
 
@@ -52,6 +54,12 @@ TRAIN_HELP = """Whole training steps against their matrix products alone.
 examples:
   mixerloop bench train
   mixerloop bench train --size 15m --loops mixer_loop --batch 1 --repeats 3
+"""
+TRANSPORT_HELP = """All policies from one walk against a whole forward for each of them.
+
+examples:
+  mixerloop bench transport
+  mixerloop bench transport --size nano --windows 4 --repeats 1 --json
 """
 BUSY = 0.25  # of a core
 
@@ -86,9 +94,9 @@ class Operator:
         if self.json:
             _print_json(busy, shapes=cases, compute_dtype="float32", repeats=self.repeats)
         else:
-            _header()
+            show_header()
             for case in cases:
-                _show_operator(case)
+                show_operator(case)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,8 +144,8 @@ class Prefill:
         if self.json:
             _print_json(busy, cases=cases, compute_dtype=self.compute_dtype, repeats=self.repeats)
         else:
-            _header()
-            _show_prefill(cases, self.compute_dtype)
+            show_header()
+            show_prefill(cases, self.compute_dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,23 +179,8 @@ class Decode:
         if self.json:
             _print_json(busy, **asdict(found), compute_dtype="float32", repeats=self.repeats)
             return
-        _header()
-        table = table_of("tokens before", "ms/token", "tokens/s", "to the first", "state KiB")
-        for case in found.cases:
-            table.add_row(
-                f"{case.prefix:,}",
-                _spread(case.milliseconds),
-                f"{case.tokens_per_second:,.0f}",
-                f"{case.ratio_to_first:.3f}",
-                f"{case.state_bytes / 1024:,.0f}",
-            )
-        print_table(table)
-        low, high = found.recompute_over_decode_quartiles
-        print(
-            f"reading all {found.recomputed_prefix:,} again takes "
-            f"{found.recompute_milliseconds.median:,.0f} ms: decoding is "
-            f"{found.recompute_over_decode:.0f} x [{low:.0f}, {high:.0f}] faster"
-        )
+        show_header()
+        show_decode(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,8 +238,51 @@ class Train:
                 implementation=implementation,
             )
         else:
-            _header()
-            _show_training(cases, self.compute_dtype)
+            show_header()
+            show_training(cases, self.compute_dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transport:
+    """The options of `mixerloop bench transport`."""
+
+    size: str = "15m"
+    """A preset."""
+    schedule: str = "mixer_loop"
+    """Notation or a named loop."""
+    windows: int = 16
+    """Windows to look at."""
+    positions: int = 16
+    """Places in each window."""
+    context: int = 128
+    """Tokens of a window."""
+    repeats: int = 3
+    """Timed calls of each way."""
+    json: bool = False
+    """Print JSON for programs."""
+
+    def run(self) -> None:
+        """Measure and show."""
+        from mixerloop.benchmarking.transport import measure_transport
+
+        machine.keep_freed_memory()
+        _check_positive(windows=self.windows, repeats=self.repeats)
+        resolve(self.schedule, preset(self.size).num_layers)
+        neighbours = machine.Neighbours()
+        found = measure_transport(
+            self.size,
+            self.schedule,
+            windows=self.windows,
+            positions=self.positions,
+            context=self.context,
+            repeats=self.repeats,
+        )
+        busy = _warn_if_busy(neighbours)
+        if self.json:
+            _print_json(busy, **asdict(found), compute_dtype="float32", repeats=self.repeats)
+            return
+        show_header()
+        show_transport(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +294,7 @@ class Bench:
         | Annotated[Prefill, tyro.conf.subcommand("prefill", description=PREFILL_HELP)]
         | Annotated[Decode, tyro.conf.subcommand("decode", description=DECODE_HELP)]
         | Annotated[Train, tyro.conf.subcommand("train", description=TRAIN_HELP)]
+        | Annotated[Transport, tyro.conf.subcommand("transport", description=TRANSPORT_HELP)]
     )
 
     def run(self) -> None:
@@ -308,70 +345,3 @@ def _print_json(
     }
     result["provenance"] = runs.provenance(seed=0, implementation=chosen, busy_cores=busy, **facts)
     print(runs.to_json(result), end="")
-
-
-def _header() -> None:
-    from mixerloop.benchmarking.measure import header
-
-    print(f"# {header()}")
-
-
-def _spread(found: "Quartiles") -> str:
-    median, lower, upper = found
-    digits = 2 if median < 10 else 1 if median < 100 else 0
-    return f"{median:,.{digits}f} [{lower:,.{digits}f}, {upper:,.{digits}f}]"
-
-
-def _show_operator(case: "OperatorCase") -> None:
-    batch, tokens, heads, d_head = case.shape
-    print(f"\n{case.name}: batch {batch}, {tokens:,} tokens, {heads} heads of {d_head}, float32")
-    table = table_of("", "forward, ms", "forward and backward, ms")
-    for name, forward in case.forward.items():
-        table.add_row(name, _spread(forward), _spread(case.forward_backward[name]))
-    print_table(table)
-    if case.ratio_forward is not None and case.ratio_forward_backward is not None:
-        print(
-            f"{case.best} is {case.ratio_forward:.1f} x and {case.ratio_forward_backward:.1f} x as "
-            "fast as the transformers fallback"
-        )
-    for name in case.missing:
-        print(f"{name} is missing: see mixerloop doctor; make peers installs other people's rules")
-
-
-def _show_prefill(cases: "list[PrefillCase]", compute_dtype: str) -> None:
-    table = table_of(
-        *("size", "batch", "no loop, ms", "mixer, ms", "full, ms", "mixer over full", "by work")
-    )
-    for case in cases:
-        low, high = case.mixer_over_full_quartiles
-        table.add_row(
-            case.size,
-            str(case.batch),
-            *(_spread(found) for found in case.milliseconds.values()),
-            f"{case.mixer_over_full:.2f} x [{low:.2f}, {high:.2f}]",
-            f"{case.flop_limit:.2f} x",
-        )
-    print_table(table)
-    print(
-        f"{cases[0].length:,} tokens, last-token logits, {compute_dtype}; by work: what the "
-        "projections alone would allow"
-    )
-    print(f"the paper, on a GPU: {paper.PREFILL}")
-
-
-def _show_training(cases: "list[TrainCase]", compute_dtype: str) -> None:
-    table = table_of("loop", "step, ms", "products alone, ms", "tokens/s", "step over products")
-    for case in cases:
-        low, high = case.gemm_floor_ratio_quartiles
-        table.add_row(
-            case.loop,
-            _spread(case.step_milliseconds),
-            _spread(case.gemm_milliseconds),
-            f"{case.tokens_per_second:,.0f}",
-            f"{case.gemm_floor_ratio:.2f} [{low:.2f}, {high:.2f}]",
-        )
-    print_table(table)
-    print(
-        f"{cases[0].size}, {cases[0].batch} x {cases[0].length:,} tokens, {compute_dtype}; "
-        "products: every projection and the head, forward and backward"
-    )

@@ -17,7 +17,7 @@ from mixerloop.schedule import Schedule
 
 if TYPE_CHECKING:
     from mixerloop.model.looped_lm import LoopedLM
-    from mixerloop.transport.trajectory import Windows
+    from mixerloop.transport.windows import Windows
 
 HELP = """Restore the context of one pass after another and watch the prediction move.
 

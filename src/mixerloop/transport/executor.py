@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.transport.policies import Policy, Step, first_difference
+from mixerloop.transport.policies import Policy, Step, first_difference, last_mixing
 
 BATCH_TOKENS = 8192
 
@@ -28,22 +28,6 @@ class _Branch:
     before_pass: Tensor | None
     is_narrow: bool = False
     """Whether only the chosen positions are left of it."""
-
-
-def plain_residuals(
-    model: LoopedLM,
-    tokens: Int[Tensor, "windows context"],
-    positions: Int[Tensor, " positions"],
-    policies: Sequence[Policy],
-) -> list[Float[Tensor, "windows positions d_model"]]:
-    """The definition: every policy from the embedding to the end, at every token."""
-    found = []
-    for policy in policies:
-        branch = _Branch(policy, model.embed(tokens), None)
-        for step in policy:
-            _advance(model, step, [branch])
-        found.append(branch.residual[:, positions])
-    return found
 
 
 def shared_residuals(
@@ -63,7 +47,7 @@ def shared_residuals(
     leave_at = defaultdict(list)
     for number, policy in enumerate(policies):
         leave_at[first_difference(policy, native)].append(number)
-    last_mixing = [_last_mixing(policy) for policy in policies]
+    last_mixings = [last_mixing(policy) for policy in policies]
     trunk = _Branch(native, model.embed(tokens), None)
     branches: dict[int, _Branch] = {}
     for at, step in enumerate(native):
@@ -71,7 +55,7 @@ def shared_residuals(
             branches[number] = _Branch(policies[number], trunk.residual, trunk.before_pass)
         together = defaultdict(list)
         for number, branch in branches.items():
-            if at > last_mixing[number] and not branch.is_narrow:
+            if at > last_mixings[number] and not branch.is_narrow:
                 _narrow(branch, positions)
             together[branch.policy[at], branch.is_narrow].append(branch)
         for (its_step, _), group in together.items():
@@ -85,11 +69,6 @@ def shared_residuals(
         for _, branch in sorted(branches.items())
     ]
     return trunk.residual[:, positions], found
-
-
-def _last_mixing(policy: Policy) -> int:
-    """The last step at which a token sees another, or -1."""
-    return max((at for at, step in enumerate(policy) if step.mixes_tokens), default=-1)
 
 
 def _narrow(branch: _Branch, positions: Tensor) -> None:

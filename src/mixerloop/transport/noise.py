@@ -2,18 +2,20 @@
 
 import copy
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from mixerloop.config import ComputeDtype
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.ops.precision import compute_in
 from mixerloop.schedule import Schedule
 from mixerloop.transport.metrics import marginal_itr
-from mixerloop.transport.trajectory import Windows, increments, layer_policies, layer_readouts
+from mixerloop.transport.policies import mixer_passes
+from mixerloop.transport.trajectory import Readout, by_window_gram, mixing_layers, readouts
+from mixerloop.transport.windows import Windows
 
 NOISE_WINDOWS = 2
 """Windows the wider type is run on; rounding is much the same in all."""
@@ -45,39 +47,29 @@ def noise_floor(
     schedule = model.schedule if schedule is None else schedule
     narrow_is_float32 = compute_dtype == "float32"
     wide_model = copy.deepcopy(model).double() if narrow_is_float32 else model
-    policies = list(layer_policies(schedule).values())
+    most = max(len(mixer_passes(schedule, layer)) for layer in mixing_layers(schedule))
     device = model.embedding.weight.device
-    tokens = torch.from_numpy(windows.tokens[:NOISE_WINDOWS]).to(device)
-    positions = torch.from_numpy(windows.positions).to(device)
-    arguments = (tokens, positions, policies, schedule, "shared")
-    most = max(map(len, policies))
-    noise, signal, counts = np.zeros(most), np.zeros(most), np.zeros(most)
+    _, batch = next(windows.batches(device, NOISE_WINDOWS))
+    noise, counts = np.zeros(most), np.zeros(most)
     narrow_gram, wide_gram = np.zeros((most, most)), np.zeros((most, most))
     with compute_in(compute_dtype, device.type):
-        narrow = [_increments(logits) for logits in layer_readouts(model, *arguments)]
-    for before, logits in zip(narrow, layer_readouts(wide_model, *arguments), strict=True):
-        wide = _increments(logits)
-        size = len(wide)
-        noise[:size] += (wide - before).square().sum((1, 2, 3)).numpy()
-        signal[:size] += wide.square().sum((1, 2, 3)).numpy()
-        counts[:size] += wide.shape[1] * wide.shape[2]
-        narrow_gram[:size, :size] += _gram(before)
-        wide_gram[:size, :size] += _gram(wide)
+        narrow = list(readouts(model, batch, schedule))
+    for before, after in zip(narrow, readouts(wide_model, batch, schedule), strict=True):
+        size = len(after) - 1
+        noise[:size] += _squares(before, after)
+        narrow_gram[:size, :size] += by_window_gram(before).sum(axis=0)
+        wide_gram[:size, :size] += by_window_gram(after).sum(axis=0)
+        counts[:size] += batch.targets.numel()
     return NoiseFloor(
         wider_type="float64" if narrow_is_float32 else "float32",
-        windows=len(tokens),
+        windows=len(batch.tokens),
         hellinger_squared=noise / (2 * counts),
-        share=noise / np.maximum(signal, np.finfo(float).tiny),
+        share=noise / np.maximum(np.diagonal(wide_gram), np.finfo(float).tiny),
         marginal_itr=np.maximum(0.0, marginal_itr(narrow_gram) - marginal_itr(wide_gram)),
     )
 
 
-def _increments(
-    logits: Float[Tensor, "policies windows positions vocab"],
-) -> Float[Tensor, "passes windows positions vocab"]:
-    return increments(logits.log_softmax(-1)).cpu()
-
-
-def _gram(steps: Float[Tensor, "passes windows positions vocab"]) -> np.ndarray:
-    flat = steps.flatten(1)
-    return (flat @ flat.T).numpy()
+def _squares(narrow: list[Readout], wide: list[Readout]) -> np.ndarray:
+    """The squared length of the rounding in each increment."""
+    off = [after.root - before.root for before, after in zip(narrow, wide, strict=True)]
+    return np.array([float((b - a).double().square().sum()) for a, b in pairwise(off)])

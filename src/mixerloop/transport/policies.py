@@ -65,6 +65,11 @@ def first_difference(policy: Policy, other: Policy) -> int:
     return next((index for index, (a, b) in pairs if a != b), len(policy))
 
 
+def last_mixing(policy: Policy) -> int:
+    """The last step at which a token sees another, or -1."""
+    return max((at for at, step in enumerate(policy) if step.mixes_tokens), default=-1)
+
+
 def _marked(schedule: Schedule, occurrences: tuple[Occurrence, ...], mark: Mark) -> Policy:
     for occurrence in occurrences:
         if occurrence not in schedule:

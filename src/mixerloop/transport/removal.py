@@ -19,7 +19,7 @@ from mixerloop.ops.precision import compute_in
 from mixerloop.schedule import Occurrence, Schedule
 from mixerloop.transport.executor import shared_residuals
 from mixerloop.transport.policies import Policy, native, skipped, swapped
-from mixerloop.transport.trajectory import Windows, parts
+from mixerloop.transport.windows import Windows
 
 Removal = Literal["skip", "ffn_off", "swap_order"]
 """A mixer pass left out; an ffn left out; an ffn before the mixer pass that preceded it."""
@@ -68,17 +68,14 @@ def removal_costs(
     policies = [policy for of_kind in chosen.values() for policy in of_kind.values()]
     nll = np.zeros((len(policies), len(windows.tokens)))
     device = model.embedding.weight.device
-    positions = torch.from_numpy(windows.positions).to(device)
-    for here in parts(len(windows.tokens)):
-        tokens = torch.from_numpy(windows.tokens[here]).to(device)
-        targets = torch.from_numpy(windows.targets[here]).to(device)
+    for here, batch in windows.batches(device):
         with compute_in(compute_dtype, device.type):
             whole, found = shared_residuals(
-                model, tokens, positions, policies, native=native(schedule)
+                model, batch.tokens, batch.positions, policies, native=native(schedule)
             )
-            before = _nll(model, whole, targets)
+            before = _nll(model, whole, batch.targets)
             for row, residual in enumerate(found):
-                nll[row, here] = (_nll(model, residual, targets) - before).cpu().numpy()
+                nll[row, here] = (_nll(model, residual, batch.targets) - before).cpu().numpy()
     costs: dict[Removal, Costs] = {}
     at = 0
     for kind, of_kind in chosen.items():

@@ -1,8 +1,9 @@
 """From policies to sums: each layer's trajectory at the readout, window by window."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from itertools import pairwise
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -13,11 +14,12 @@ from mixerloop.config import ComputeDtype
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.ops.precision import compute_in
 from mixerloop.schedule import Schedule
-from mixerloop.transport.executor import plain_residuals, shared_residuals
+from mixerloop.transport.executor import shared_residuals
 from mixerloop.transport.policies import Policy, mixer_passes, native, restored
+from mixerloop.transport.windows import WINDOWS_AT_ONCE, Batch, Windows
 
 Engine = Literal["shared", "plain"]
-WINDOWS_AT_ONCE = 16
+"""All policies from one walk, or the definition: a whole forward, head and all, for each."""
 
 Progress = Callable[[int, int], None]
 """Told how many windows are done, of how many."""
@@ -42,28 +44,6 @@ class Trajectories:
     """Between the logits with every pass restored and those of the unmodified model."""
 
 
-@dataclass(frozen=True)
-class Windows:
-    """What is read: tokens, where the readout is looked at, and what comes next there."""
-
-    tokens: Int[np.ndarray, "windows context"]
-    positions: Int[np.ndarray, " positions"]
-
-    @property
-    def targets(self) -> Int[np.ndarray, "windows positions"]:
-        """The token after each position."""
-        return self.tokens[:, self.positions + 1]
-
-
-def spread_positions(context: int, num: int) -> Int[np.ndarray, " positions"]:
-    """Evenly spaced in the second half; the last one still has a next token in the window."""
-    first, last = context // 2, context - 2
-    if num < 1 or last - first + 1 < num:
-        most = max(0, last - first + 1)
-        raise ValueError(f"a context of {context} tokens has room for {most} positions, not {num}")
-    return np.unique(np.linspace(first, last, num).round().astype(np.int64))
-
-
 @torch.inference_mode()
 def measure(
     model: LoopedLM,
@@ -72,110 +52,123 @@ def measure(
     schedule: Schedule | None = None,
     compute_dtype: ComputeDtype = "float32",
     engine: Engine = "shared",
+    windows_at_once: int = WINDOWS_AT_ONCE,
     progress: Progress | None = None,
 ) -> Trajectories:
     """Restore the passes of one layer's mixer after another; memory does not grow with windows."""
     schedule = model.schedule if schedule is None else schedule
-    by_layer = layer_policies(schedule)
-    layers, policies = list(by_layer), list(by_layer.values())
-    counts = [len(of_layer) for of_layer in policies]
+    layers = mixing_layers(schedule)
+    counts = [len(mixer_passes(schedule, layer)) for layer in layers]
     shape = (len(layers), len(windows.tokens), max(counts))
     gram = np.zeros((*shape, max(counts)))
     effects, gains, flips = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     device = model.embedding.weight.device
-    positions = torch.from_numpy(windows.positions).to(device)
     error = 0.0
-    for here in parts(len(windows.tokens)):
-        tokens = torch.from_numpy(windows.tokens[here]).to(device)
-        targets = torch.from_numpy(windows.targets[here]).to(device)
+    for here, batch in windows.batches(device, windows_at_once):
         with compute_in(compute_dtype, device.type):
-            unmodified = model(tokens, positions=positions, schedule=schedule)
-            readouts = layer_readouts(model, tokens, positions, policies, schedule, engine)
-            for row, logits in enumerate(readouts):
-                error = max(error, float((logits[-1] - unmodified).abs().max()))
-                count = len(policies[row])
-                sums = _of_layer(logits, targets)
-                gram[row, here, :count, :count] = sums.gram
-                effects[row, here, :count] = sums.effects
-                gains[row, here, :count] = sums.gains
-                flips[row, here, :count] = sums.flips
+            unmodified = model(batch.tokens, positions=batch.positions, schedule=schedule)
+            by_layer = readouts(model, batch, schedule, engine)
+            for row, (count, of_layer) in enumerate(zip(counts, by_layer, strict=True)):
+                error = max(error, float((of_layer[-1].logits - unmodified).abs().max()))
+                products = by_window_gram(of_layer)
+                squares = np.diagonal(products, axis1=1, axis2=2)
+                gram[row, here, :count, :count] = products
+                effects[row, here, :count] = squares / (2 * len(batch.positions))
+                gains[row, here, :count] = _target_gains(of_layer)
+                flips[row, here, :count] = _top1_flips(of_layer)
         if progress is not None:
             progress(here.stop, len(windows.tokens))
     return Trajectories(tuple(layers), tuple(counts), gram, effects, gains, flips, error)
 
 
-def layer_policies(schedule: Schedule) -> dict[int, list[Policy]]:
-    """For each layer with a mixer: none of its passes restored, one, and so on, all but the last.
-
-    All of them restored is the model as it is.
-    """
+def mixing_layers(schedule: Schedule) -> list[int]:
+    """The layers that run a mixer."""
     layers = sorted({one.layer for one in schedule if one.sublayer == "mixer"})
     if not layers:
         raise ValueError("this schedule runs no mixer, so there is no context to restore")
-    return {
-        layer: [
+    return layers
+
+
+class Readout(NamedTuple):
+    """A prediction, as far as trajectories need it."""
+
+    logits: Float[Tensor, "windows positions vocab"]
+    root: Float[Tensor, "windows positions vocab"]
+    """The square root of the predicted distribution."""
+    at_target: Float[Tensor, "windows positions"]
+    """The log probability of the token that came."""
+    top: Int[Tensor, "windows positions"]
+    """The most likely token."""
+
+
+def readouts(
+    model: LoopedLM, batch: Batch, schedule: Schedule, engine: Engine = "shared"
+) -> Iterator[list[Readout]]:
+    """For each layer: none of its mixer passes restored, one, and so on, all of them."""
+    every = _shared_logits if engine == "shared" else _plain_logits
+    whole: Readout | None = None
+    for of_layer in every(model, batch, schedule):
+        *earlier, last = of_layer
+        if whole is None or whole.logits is not last:
+            whole = _read(last, batch.targets)
+        yield [*(_read(logits, batch.targets) for logits in earlier), whole]
+
+
+def _shared_logits(model: LoopedLM, batch: Batch, schedule: Schedule) -> Iterator[Iterator[Tensor]]:
+    """All passes restored is the model as it is, so it is read out once for all layers."""
+    policies: list[list[Policy]] = [
+        [
             restored(schedule, layer=layer, num_native=number)
             for number in range(len(mixer_passes(schedule, layer)))
         ]
-        for layer in layers
-    }
-
-
-def parts(num_windows: int) -> Iterator[slice]:
-    """The windows that run together."""
-    for start in range(0, num_windows, WINDOWS_AT_ONCE):
-        yield slice(start, min(start + WINDOWS_AT_ONCE, num_windows))
-
-
-def layer_readouts(
-    model: LoopedLM,
-    tokens: Int[Tensor, "windows context"],
-    positions: Int[Tensor, " positions"],
-    policies: Sequence[Sequence[Policy]],
-    schedule: Schedule,
-    engine: Engine,
-) -> Iterator[Float[Tensor, "policies windows positions vocab"]]:
-    """The logits of each layer's policies, and last those of the model as it is."""
-    flat = [policy for of_layer in policies for policy in of_layer]
-    if engine == "shared":
-        whole, found = shared_residuals(model, tokens, positions, flat, native=native(schedule))
-    else:
-        whole, *found = plain_residuals(model, tokens, positions, [native(schedule), *flat])
-    logits = model.read_out(whole)
+        for layer in mixing_layers(schedule)
+    ]
+    whole, found = shared_residuals(
+        model,
+        batch.tokens,
+        batch.positions,
+        [policy for of_layer in policies for policy in of_layer],
+        native=native(schedule),
+    )
+    last = model.read_out(whole)
     residuals = iter(found)
     for of_layer in policies:
-        yield torch.stack([*(model.read_out(next(residuals)) for _ in of_layer), logits])
+        yield (*(model.read_out(next(residuals)) for _ in of_layer), last)  # pyright: ignore
 
 
-def increments(
-    log_p: Float[Tensor, "policies windows positions vocab"],
-) -> Float[Tensor, "passes windows positions vocab"]:
-    """What each pass changes of the square root of the predicted distribution."""
-    return (log_p / 2).exp_().diff(dim=0).double()
+def _plain_logits(model: LoopedLM, batch: Batch, schedule: Schedule) -> Iterator[Iterator[Tensor]]:
+    """The model's own forward with some occurrences context-off, once per policy."""
+    for layer in mixing_layers(schedule):
+        passes = mixer_passes(schedule, layer)
+        yield (
+            model(batch.tokens, schedule=schedule, context_off=passes[number:])[:, batch.positions]
+            for number in range(len(passes) + 1)
+        )
 
 
-@dataclass(frozen=True)
-class _LayerSums:
-    gram: np.ndarray
-    effects: np.ndarray
-    gains: np.ndarray
-    flips: np.ndarray
-
-
-def _of_layer(
-    logits: Float[Tensor, "policies windows positions vocab"],
-    targets: Int[Tensor, "windows positions"],
-) -> _LayerSums:
+def _read(
+    logits: Float[Tensor, "windows positions vocab"], targets: Int[Tensor, "windows positions"]
+) -> Readout:
     log_p = logits.log_softmax(-1)
-    by_window = increments(log_p).transpose(0, 1).flatten(2)
-    gram = by_window @ by_window.transpose(1, 2)
-    at_target = log_p.gather(-1, targets.expand(len(logits), -1, -1)[..., None])[..., 0].double()
-    num_positions = targets.shape[1]
-    squares = torch.diagonal(gram, dim1=1, dim2=2)
-    top = logits.argmax(-1)
-    return _LayerSums(
-        gram=gram.cpu().numpy(),
-        effects=(squares / (2 * num_positions)).cpu().numpy(),
-        gains=at_target.diff(dim=0).mean(-1).T.cpu().numpy(),
-        flips=(top[1:] != top[:-1]).double().mean(-1).T.cpu().numpy(),
-    )
+    at_target = log_p.gather(-1, targets[..., None])[..., 0].double()
+    root = log_p.div_(2).exp_()
+    return Readout(logits, root, at_target, logits.argmax(-1))
+
+
+def by_window_gram(of_layer: list[Readout]) -> Float[np.ndarray, "windows passes passes"]:
+    """Of the increments, summed over positions in float64."""
+    found = []
+    for roots in zip(*(one.root for one in of_layer), strict=True):
+        steps = torch.stack(roots).flatten(1).diff(dim=0).double()
+        found.append(steps @ steps.T)
+    return torch.stack(found).cpu().numpy()
+
+
+def _target_gains(of_layer: list[Readout]) -> Float[np.ndarray, "windows passes"]:
+    gains = [(after.at_target - before.at_target).mean(-1) for before, after in pairwise(of_layer)]
+    return torch.stack(gains, dim=-1).cpu().numpy()
+
+
+def _top1_flips(of_layer: list[Readout]) -> Float[np.ndarray, "windows passes"]:
+    flips = [(after.top != before.top).double().mean(-1) for before, after in pairwise(of_layer)]
+    return torch.stack(flips, dim=-1).cpu().numpy()

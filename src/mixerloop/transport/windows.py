@@ -1,10 +1,59 @@
 """Which windows are looked at, drawn under a seed; another draw has none of the same."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from mixerloop.data.hops import Hops
 from mixerloop.data.shards import TokenSplit
-from mixerloop.transport.trajectory import Windows, spread_positions
+
+WINDOWS_AT_ONCE = 16
+
+
+class Batch(NamedTuple):
+    """Windows that run together."""
+
+    tokens: Int[Tensor, "windows context"]
+    positions: Int[Tensor, " positions"]
+    targets: Int[Tensor, "windows positions"]
+    """The token after each position."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """What is read: tokens, and where in them the prediction is looked at."""
+
+    tokens: Int[np.ndarray, "windows context"]
+    positions: Int[np.ndarray, " positions"]
+
+    @property
+    def targets(self) -> Int[np.ndarray, "windows positions"]:
+        """The token after each position."""
+        return self.tokens[:, self.positions + 1]
+
+    def batches(
+        self, device: torch.device, at_once: int = WINDOWS_AT_ONCE
+    ) -> Iterator[tuple[slice, Batch]]:
+        """All windows in order, some at a time, and which they are."""
+        num_windows = len(self.tokens)
+        for start in range(0, num_windows, at_once):
+            here = slice(start, min(start + at_once, num_windows))
+            arrays = (self.tokens[here], self.positions, self.targets[here])
+            yield here, Batch(*(torch.from_numpy(one).to(device) for one in arrays))
+
+
+def spread_positions(context: int, num: int) -> Int[np.ndarray, " positions"]:
+    """Evenly spaced in the second half; the last one still has a next token in the window."""
+    first, last = context // 2, context - 2
+    if num < 1 or last - first + 1 < num:
+        most = max(0, last - first + 1)
+        raise ValueError(f"a context of {context} tokens has room for {most} positions, not {num}")
+    return np.unique(np.linspace(first, last, num).round().astype(np.int64))
 
 
 def text_windows(

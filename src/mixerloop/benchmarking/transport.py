@@ -1,0 +1,108 @@
+"""Transport: all policies from one walk, against a whole forward for each."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mixerloop.benchmarking.measure import Quartiles, interleaved
+from mixerloop.config import preset
+from mixerloop.model.accounting import account_model
+from mixerloop.model.initialization import fresh_model
+from mixerloop.schedule import Schedule
+from mixerloop.transport.policies import (
+    first_difference,
+    last_mixing,
+    mixer_passes,
+    native,
+    restored,
+)
+from mixerloop.transport.trajectory import Trajectories, measure, mixing_layers
+from mixerloop.transport.windows import Windows, uniform_windows
+
+AGREE = 1e-6
+SUMS = ("gram", "hellinger_squared", "target_gain", "top1_flips")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportResult:
+    """The same figures three ways."""
+
+    size: str
+    schedule: str
+    windows: int
+    positions: int
+    context: int
+    milliseconds: dict[str, Quartiles]
+    plain_over_shared: float
+    """Against a forward per policy and window."""
+    plain_over_shared_quartiles: tuple[float, float]
+    batched_plain_over_shared: float
+    """Against a forward per policy over all windows at once."""
+    batched_plain_over_shared_quartiles: tuple[float, float]
+    work_limit: float
+    """The same from the projections and the head alone."""
+    largest_difference: float
+    """In any number, between the engines."""
+
+
+def measure_transport(
+    size: str, schedule: str, *, windows: int, positions: int, context: int, repeats: int
+) -> TransportResult:
+    """Check that the engines agree in every number, then time them in turn."""
+    model = fresh_model(replace(preset(size), schedule=schedule), seed=0).eval()
+    read = uniform_windows(
+        model.config.vocab_size, num=windows, context=context, num_positions=positions, seed=0
+    )
+    ways = {
+        "shared": lambda: measure(model, read),
+        "plain, a window at a time": lambda: measure(
+            model, read, engine="plain", windows_at_once=1
+        ),
+        "plain, windows together": lambda: measure(model, read, engine="plain"),
+    }
+    shared, *plain = (way() for way in ways.values())
+    difference = max(_largest_difference(shared, one) for one in plain)
+    if not difference <= AGREE:
+        raise FloatingPointError(f"the engines differ: off by {difference:.1e}")
+    times = interleaved(ways, warmup=0, repeats=repeats)
+    ours, one_by_one, together = times.values()
+    alone, batched = one_by_one.over(ours), together.over(ours)
+    return TransportResult(
+        size=size,
+        schedule=schedule,
+        windows=windows,
+        positions=positions,
+        context=context,
+        milliseconds={name: timing.milliseconds for name, timing in times.items()},
+        plain_over_shared=alone.median,
+        plain_over_shared_quartiles=(alone.lower, alone.upper),
+        batched_plain_over_shared=batched.median,
+        batched_plain_over_shared_quartiles=(batched.lower, batched.upper),
+        work_limit=_work_limit(size, model.schedule, read),
+        largest_difference=difference,
+    )
+
+
+def _largest_difference(first: Trajectories, second: Trajectories) -> float:
+    pairs = [(getattr(first, name), getattr(second, name)) for name in SUMS]
+    return max(float(np.abs(one - other).max()) for one, other in pairs)
+
+
+def _work_limit(size: str, schedule: Schedule, windows: Windows) -> float:
+    """Multiply-adds with weights for one window, plain over shared; each checks one forward."""
+    account = account_model(preset(size))
+    macs, head = account.projection_macs(), account.head_macs_per_token
+    context, chosen = windows.tokens.shape[1], len(windows.positions)
+    forward = context * sum(macs[one.sublayer] for one in schedule)
+    check = forward + chosen * head
+    plain, shared = check, check + forward + chosen * head
+    for layer in mixing_layers(schedule):
+        num_passes = len(mixer_passes(schedule, layer))
+        plain += (num_passes + 1) * (forward + context * head)
+        for number in range(num_passes):
+            policy = restored(schedule, layer=layer, num_native=number)
+            for at in range(first_difference(policy, native(schedule)), len(policy)):
+                tokens = context if at <= last_mixing(policy) else chosen
+                shared += tokens * macs[policy[at].occurrence.sublayer]
+            shared += chosen * head
+    return plain / shared
