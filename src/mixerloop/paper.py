@@ -94,3 +94,31 @@ HELD_OUT_NLL = {
     "15m": {"no_loop": 2.995, "mixer_loop": 2.946, "full_loop": 2.936},
     "110m": {"no_loop": 2.401, "mixer_loop": 2.377, "full_loop": 2.342},
 }
+
+
+@dataclass(frozen=True)
+class PaperTransport:
+    """Its sections on transport and controls; what it does not print is none."""
+
+    itr: float
+    marginal_itr: tuple[float, ...] | None
+    """Of the second pass, the third and the fourth."""
+    later_share: float | None
+    later_gain: float
+    """Nats."""
+    pairs_novel: str | None
+    pairs_positive: str | None
+
+
+TRANSPORT = {
+    ("15m", "mixer_loop"): PaperTransport(
+        1.301, (0.988, 0.871, 0.777), 0.542, 0.321, "16 of 18", "18 of 18"
+    ),
+    ("15m", "full_loop"): PaperTransport(1.305, None, None, 0.210, "18 of 18", None),
+    ("110m", "mixer_loop"): PaperTransport(
+        1.177, (0.786, 0.688, 0.672), 0.472, 0.070, "19 of 36", "30 of 36"
+    ),
+    ("110m", "full_loop"): PaperTransport(1.293, None, None, 0.056, "36 of 36", "27 of 36"),
+    ("15m", "control"): PaperTransport(1.068, (0.440, 0.283, 0.241), None, -1.5e-4, None, None),
+}
+"""Trained models, and a mixer loop of fresh weights; it measured the last in bfloat16, see docs."""

@@ -21,6 +21,7 @@ from mixerloop.ops import native_library
 NANO = {
     "prefill": ("--sizes", "nano", "--batches", "1", "2", "--length", "40", "--warmup", "1"),
     "decode": ("--size", "nano"),
+    "transport": ("--size", "nano", "--windows", "2", "--context", "40"),
     "train": ("--size", "nano", "--batch", "2", "--length", "40", "--compute-dtype", "bfloat16"),
 }
 
@@ -43,7 +44,7 @@ def test_the_figures_as_json(run_cli, what):
     assert {"commit", "machine", "seed", "implementation", "compute_dtype", "busy_cores"} <= set(
         found["provenance"]
     )
-    cases = found["cases"]
+    cases = found.get("cases", [])
     if what == "prefill":
         assert [(case["size"], case["batch"]) for case in cases] == [("nano", 1), ("nano", 2)]
         for case in cases:
@@ -55,6 +56,10 @@ def test_the_figures_as_json(run_cli, what):
         assert [case["prefix"] for case in cases] == [64, 512, 1024, 2048, 8192]
         assert len({case["state_bytes"] for case in cases}) == 1
         assert found["recompute_over_decode"] > 0
+    elif what == "transport":
+        assert found["plain_over_shared"] > 0
+        assert found["work_limit"] > 1
+        assert found["largest_difference"] <= 1e-6
     else:
         assert [case["loop"] for case in cases] == ["no_loop", "mixer_loop", "full_loop"]
         assert all(case["gemm_floor_ratio"] > 0 for case in cases)

@@ -3,7 +3,6 @@
 import io
 import json
 import math
-import os
 import shutil
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 import sentencepiece
 import torch
 
+from command_line import mixerloop
 from mixerloop import runs
 from mixerloop.data.hops import HopsSettings, write_hops
 from mixerloop.data.tokenizer import train_tokenizer
@@ -41,19 +41,6 @@ global_batch = 2
 warmup_steps = 1
 compute_dtype = "float32"
 """
-
-
-def mixerloop(*arguments, cwd, code=0):
-    environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "HOME": str(cwd)}
-    done = subprocess.run(
-        [sys.executable, "-m", "mixerloop", *map(str, arguments)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    assert done.returncode == code, done.stderr
-    return done
 
 
 def refused(*arguments, cwd):

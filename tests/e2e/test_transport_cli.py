@@ -1,12 +1,11 @@
 """`mixerloop transport` as a user runs it."""
 
+import csv
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
+from command_line import mixerloop
 from mixerloop.data.hops import HopsSettings, write_hops
 
 CONFIG = """
@@ -35,19 +34,6 @@ KEYS = {
 }
 
 
-def mixerloop(*arguments, cwd, code=0):
-    environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "HOME": str(cwd)}
-    done = subprocess.run(
-        [sys.executable, "-m", "mixerloop", *map(str, arguments)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    assert done.returncode == code, done.stderr
-    return done
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("transport")
@@ -70,9 +56,44 @@ def test_a_run_is_measured_and_kept(place):
     assert json.loads((place / "run/results/transport.json").read_text()) == result
     other = mixerloop("transport", "run", "--second-draw", "--json", cwd=place, code=0).stdout
     assert json.loads(other)["target_gain"] != result["target_gain"]
-    shown = mixerloop("transport", "run", cwd=place).stdout
-    assert "of 4 (layer, pass) pairs" in shown
-    assert shown.strip().splitlines()[-1] == "kept in run/results/transport.json"
+    shown = mixerloop("transport", "run", "--control", cwd=place).stdout
+    assert shown.count("of 4 (layer, pass) pairs") == 2
+    assert shown.strip().splitlines()[-1] == (
+        "kept in run/results/transport.json, pictures in run/results/figures"
+    )
+
+
+def test_the_control_is_the_run_before_training(place):
+    mixerloop("transport", "run", "--control", "--out", "both", cwd=place)
+    mixerloop("train", "hops.toml", "--train.steps", 1, "--out", "begun", cwd=place)
+    first = mixerloop("transport", "begun/checkpoints/step-0", "--json", cwd=place)
+    control = json.loads((place / "both/transport.json").read_text())["control"]
+    begun = json.loads(first.stdout)
+    for name in ("itr", "marginal_itr", "target_gain", "layers", "noise_floor"):
+        assert control[name] == begun[name]
+
+
+def test_every_figure_is_a_table_and_two_pictures(place):
+    mixerloop("transport", "run", "--control", "--out", "drawn", cwd=place)
+    result = json.loads((place / "drawn/transport.json").read_text())
+    figures = place / "drawn/figures"
+    names = {path.stem for path in figures.iterdir()}
+    assert names == {
+        *("transport-passes", "transport-novelty-trained", "transport-novelty-control"),
+        *("transport-gain-trained", "transport-gain-control"),
+    }
+    for name in names:
+        assert (figures / f"{name}.svg").read_text().startswith("<svg")
+        assert (figures / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    with (figures / "transport-passes.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    shown = [row for row in rows if row["model"] == "trained" and row["figure"] == "target_gain"]
+    assert [float(row["value"]) for row in shown] == result["target_gain"]
+    ends = [[float(row["low"]), float(row["high"])] for row in shown]
+    assert ends == result["target_gain_interval"]
+    with (figures / "transport-novelty-control.csv").open(newline="") as file:
+        cells = {(row["layer"], row["pass"]): row["value"] for row in csv.DictReader(file)}
+    assert float(cells["1", "3"]) == result["control"]["layers"][1]["marginal_itr"][2]
 
 
 def test_fresh_weights_need_no_run_and_no_data(tmp_path):
@@ -99,6 +120,7 @@ def test_fresh_weights_need_no_run_and_no_data(tmp_path):
         (["--random", "nano", "--context", 8], "has room for 3 positions, not 16"),
         (["run", "--windows", 9999], "there are 4096, and draw 0 of 9999 needs more"),
         (["run", "--data", "nowhere"], "nowhere: no manifest.json"),
+        (["--random", "nano", "--control"], "--random is itself the control"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(place, refusal, arguments, named):

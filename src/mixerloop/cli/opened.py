@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opening:
-    """The options of every verb that measures a run."""
+class Measuring:
+    """The options of every verb that measures a model."""
 
-    run_path: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(name="run", metavar="RUN")]
-    """A run, or one of its checkpoints."""
     schedule: str | None = None
     """Run under another schedule than the one the weights were trained with."""
     compute_dtype: ComputeDtype = "float32"
@@ -38,8 +36,8 @@ class Opening:
     json: bool = False
     """Print JSON for programs, and no progress."""
 
-    def open(self) -> "Opened":
-        """Load the model."""
+    def open_run(self, run: Path) -> "Opened":
+        """Load the model of a run, or of one of its checkpoints."""
         from mixerloop.model.checkpoint import load_model
         from mixerloop.model.device import find_device
         from mixerloop.ops.gated_delta_rule import choose_implementation
@@ -47,10 +45,10 @@ class Opening:
         machine.keep_freed_memory()
         results = self.out
         if results is None and self.schedule is None:
-            results = runs.results_folder(self.run_path)
+            results = runs.results_folder(run)
         if results is not None:
             runs.check_can_hold(results)
-        folder = runs.find_checkpoint(self.run_path)
+        folder = runs.find_checkpoint(run)
         device = find_device(self.device, option="--device")
         chosen = choose_implementation(self.implementation, device.type)
         model, config = load_model(folder, implementation=chosen)
@@ -63,6 +61,18 @@ class Opening:
             schedule=resolve(text, config.model.num_layers),
             compute_dtype=self.compute_dtype,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening(Measuring):
+    """The options of every verb that measures a run."""
+
+    run_path: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(name="run", metavar="RUN")]
+    """A run, or one of its checkpoints."""
+
+    def open(self) -> "Opened":
+        """Load the model."""
+        return self.open_run(self.run_path)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from mixerloop.data.batches import hops_settings
 from mixerloop.data.hops import Hops
 from mixerloop.data.shards import TokenSplit
 
@@ -54,6 +56,21 @@ def spread_positions(context: int, num: int) -> Int[np.ndarray, " positions"]:
         most = max(0, last - first + 1)
         raise ValueError(f"a context of {context} tokens has room for {most} positions, not {num}")
     return np.unique(np.linspace(first, last, num).round().astype(np.int64))
+
+
+def held_out_windows(
+    data: Path, *, num: int, context: int, num_positions: int, seed: int, draw: int = 0
+) -> tuple[Windows, int]:
+    """Windows of a prepared folder, and how many token ids it has; hops have their own length."""
+    if (settings := hops_settings(data)) is not None:
+        hops = Hops(settings, "held_out")
+        chosen = hops_windows(hops, num=num, num_positions=num_positions, seed=seed, draw=draw)
+        return chosen, hops.vocab_size
+    split = TokenSplit(data, "held_out")
+    chosen = text_windows(
+        split, num=num, context=context, num_positions=num_positions, seed=seed, draw=draw
+    )
+    return chosen, split.manifest.vocab_size
 
 
 def text_windows(

@@ -1,0 +1,77 @@
+"""A figure: rows of numbers, and how they are drawn; written as SVG, PNG and CSV.
+
+Altair makes a Vega-Lite description, and vl-convert draws it without a browser.
+"""
+
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mixerloop import runs
+
+if TYPE_CHECKING:
+    import altair as alt
+
+Row = dict[str, str | int | float | None]
+PNG_SCALE = 2
+SERIES_COLORS = ("#2f6fdb", "#e08a1e", "#3a9b6f", "#8d5bc4", "#c8453b", "#59636e")
+"""The first is the mixer's blue and the second the ffn's orange in pictures of schedules."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One picture and the numbers in it."""
+
+    name: str
+    """Of its files, without an ending."""
+    title: str
+    rows: list[Row]
+    chart: "alt.TopLevelMixin"
+
+    def spec(self) -> dict[str, Any]:
+        """The Vega-Lite description, numbers included."""
+        return self.chart.to_dict()
+
+    def csv(self) -> str:
+        """The numbers alone."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=list(self.rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        return text.getvalue()
+
+    def svg(self) -> str:
+        """Drawn as lines."""
+        import vl_convert
+
+        return vl_convert.vegalite_to_svg(self.spec())
+
+    def write(self, folder: Path) -> None:
+        """All three files."""
+        import vl_convert
+
+        folder.mkdir(parents=True, exist_ok=True)
+        png = vl_convert.vegalite_to_png(self.spec(), scale=PNG_SCALE)
+        for ending, content in (("csv", self.csv()), ("svg", self.svg()), ("png", png)):
+            runs.write_file(folder / f"{self.name}.{ending}", content)
+
+
+def data(rows: list[Row]) -> "alt.Data":
+    """Numbers for a chart; columns then need their types said, as in `pass:O`."""
+    import altair as alt
+
+    return alt.Data(values=rows)
+
+
+def dressed(chart: "alt.TopLevelMixin") -> "alt.TopLevelMixin":
+    """Every figure in one dress."""
+    return (
+        chart.configure(font="system-ui, sans-serif", background="white")  # pyright: ignore
+        .configure_view(stroke=None)
+        .configure_axis(grid=True, gridColor="#e6eaef", domain=False, tickColor="#d1d9e0")
+        .configure_title(anchor="start", fontSize=13)
+        .configure_legend(orient="top", title=None)
+        .configure_range(category=list(SERIES_COLORS))
+    )

@@ -1,0 +1,173 @@
+"""What each pass does at the readout, drawn from results of `mixerloop transport`."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from mixerloop.reports.figure import Figure, Row, data, dressed
+
+Result = Mapping[str, Any]
+
+PANELS = {
+    "itr_by_depth": "ITR of the passes so far",
+    "hellinger_squared": "squared Hellinger effect",
+    "target_gain": "gain of the target, nats",
+}
+PANEL_WIDTH, PANEL_HEIGHT, PANEL_GAP = 210, 200, 64
+MARGIN = 0.06
+"""Of the range, above the highest end of an interval and below the lowest."""
+CELL = 44
+DARK_CELL = 0.55
+"""Of the largest value; text on darker cells is white."""
+
+
+def transport_figures(results: Mapping[str, Result]) -> list[Figure]:
+    """The passes of every model side by side, and two maps of each model's layers."""
+    maps = [
+        figure(name, result, several=len(results) > 1)
+        for name, result in results.items()
+        for figure in (_novelty_map, _gain_map)
+    ]
+    return [_passes(results), *maps]
+
+
+def _passes(results: Mapping[str, Result]) -> Figure:
+    """The paper's figure 2: cumulative ITR, effect and gain, with intervals over windows."""
+    import altair as alt
+
+    rows: list[Row] = [
+        {
+            "model": name,
+            "figure": figure,
+            "pass": index + 1,
+            "value": value,
+            "low": low,
+            "high": high,
+        }
+        for name, result in results.items()
+        for figure in PANELS
+        for index, (value, (low, high)) in enumerate(
+            zip(result[figure], result[f"{figure}_interval"], strict=True)
+        )
+    ]
+    names = list(results)
+    panels = []
+    for figure, title in PANELS.items():
+        shown = [row for row in rows if row["figure"] == figure and row["value"] is not None]
+        is_log = figure == "hellinger_squared"
+        scale = alt.Scale(
+            type="log" if is_log else "linear", domain=_around(shown, is_log=is_log), nice=False
+        )
+        axis = alt.Axis(
+            format="~e" if is_log else "~g",
+            tickCount=4 if is_log else 6,
+            titleAngle=0,
+            titleAlign="left",
+            titleX=0,
+            titleY=-14,
+        )
+        base = alt.Chart(data(shown)).encode(
+            x=alt.X("pass:O", title="pass", axis=alt.Axis(labelAngle=0)),
+            color=alt.Color("model:N", sort=names),
+        )
+        line = base.mark_line(point=alt.OverlayMarkDef(size=45)).encode(
+            y=alt.Y("value:Q", title=title, scale=scale, axis=axis),
+            tooltip=["model:N", "pass:O", "value:Q", "low:Q", "high:Q"],
+        )
+        interval = base.mark_rule(strokeWidth=2, opacity=0.5).encode(
+            y=alt.Y("low:Q", title=title, scale=scale, axis=axis), y2="high:Q"
+        )
+        layers = [interval, line]
+        if figure == "target_gain":
+            zero = alt.Chart(data([{"zero": 0.0}])).mark_rule(strokeDash=[4, 4], color="#59636e")
+            layers.append(zero.encode(y=alt.Y("zero:Q", scale=scale, title=title)))
+        panels.append(alt.layer(*layers).properties(width=PANEL_WIDTH, height=PANEL_HEIGHT))
+    chart = dressed(alt.hconcat(*panels, bounds="flush", spacing=PANEL_GAP))
+    return Figure("transport-passes", "What each pass does at the readout", rows, chart)
+
+
+def _around(rows: list[Row], *, is_log: bool) -> list[float]:
+    """From below all intervals to above them."""
+    ends = [float(row[end] or 0.0) for row in rows for end in ("low", "high", "value")]
+    if is_log:
+        above_zero = [end for end in ends if end > 0] or [1.0]
+        return [min(above_zero) / 2, max(above_zero) * 2]
+    margin = MARGIN * (max(ends) - min(ends)) or MARGIN
+    return [min(ends) - margin, max(ends) + margin]
+
+
+def _novelty_map(name: str, result: Result, *, several: bool) -> Figure:
+    return _map(
+        "transport-novelty",
+        name if several else "",
+        result,
+        figure="marginal_itr",
+        title="marginal ITR",
+        digits=".2f",
+        domain=(0.0, 1.0),
+        scheme="blues",
+    )
+
+
+def _gain_map(name: str, result: Result, *, several: bool) -> Figure:
+    values = [value for layer in result["layers"] for value in layer["target_gain"]]
+    largest = max(map(abs, values)) or 1.0
+    return _map(
+        "transport-gain",
+        name if several else "",
+        result,
+        figure="target_gain",
+        title="gain of the target, nats",
+        digits="+.3f" if largest >= 1e-2 else "+.1e",
+        domain=(-largest, largest),
+        scheme="redblue",
+    )
+
+
+def _map(
+    file: str,
+    model: str,
+    result: Result,
+    *,
+    figure: str,
+    title: str,
+    digits: str,
+    domain: tuple[float, float],
+    scheme: Literal["blues", "redblue"],
+) -> Figure:
+    """The paper's figure 3: a row per layer, a column per pass."""
+    import altair as alt
+
+    rows: list[Row] = [
+        {
+            "layer": layer["layer"],
+            "pass": index + 1,
+            "value": value,
+            "low": low,
+            "high": high,
+        }
+        for layer in result["layers"]
+        for index, (value, (low, high)) in enumerate(
+            zip(layer[figure], layer[f"{figure}_interval"], strict=True)
+        )
+    ]
+    title = f"{model}: {title}" if model else title
+    base = alt.Chart(data(rows), title=title).encode(
+        x=alt.X("pass:O", title="pass", axis=alt.Axis(labelAngle=0, grid=False)),
+        y=alt.Y("layer:O", title="layer", axis=alt.Axis(grid=False)),
+    )
+    colors = alt.Scale(domain=list(domain), scheme=scheme)
+    cells = base.mark_rect(stroke="white").encode(
+        color=alt.Color("value:Q", scale=colors, legend=None),
+        tooltip=["layer:O", "pass:O", "value:Q", "low:Q", "high:Q"],
+    )
+    is_dark = f"abs(datum.value) > {DARK_CELL * domain[1]}"
+    numbers = base.mark_text(fontSize=11).encode(
+        text=alt.Text("value:Q", format=digits),
+        color=alt.condition(is_dark, alt.value("white"), alt.value("#1f2328")),
+    )
+    columns = max(int(row["pass"] or 0) for row in rows)
+    sized = alt.layer(cells, numbers).properties(
+        width=max(4, columns) * CELL * 1.3, height=max(4, len(result["layers"])) * CELL * 0.65
+    )
+    suffix = "-" + "".join(c if c.isalnum() else "_" for c in model) if model else ""
+    return Figure(f"{file}{suffix}", title, rows, dressed(sized))
