@@ -58,6 +58,7 @@ bench: setup
 	$(BIN)/mixerloop bench prefill --batches 1 8 --warmup 2 --repeats 5
 	$(BIN)/mixerloop bench decode --repeats 30
 	$(BIN)/mixerloop bench train --repeats 2
+	$(BIN)/mixerloop bench transport --repeats 1
 	$(BIN)/python benchmarks/operator_memory.py
 	$(BIN)/python benchmarks/training_memory.py
 	$(BIN)/python benchmarks/data.py

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
 import tyro
@@ -17,7 +18,9 @@ from mixerloop.cli import (
     evaluate,
     generate,
     init,
+    report,
     runs_verb,
+    study,
     train,
     transport,
 )
@@ -35,6 +38,8 @@ Verb = (
     | Annotated[runs_verb.Runs, tyro.conf.subcommand("runs", description=runs_verb.HELP)]
     | Annotated[evaluate.Evaluate, tyro.conf.subcommand("evaluate", description=evaluate.HELP)]
     | Annotated[transport.Transport, tyro.conf.subcommand("transport", description=transport.HELP)]
+    | Annotated[study.Study, tyro.conf.subcommand("study", description=study.HELP)]
+    | Annotated[report.Report, tyro.conf.subcommand("report", description=report.HELP)]
     | Annotated[bench.Bench, tyro.conf.subcommand("bench", description=bench.HELP)]
     | Annotated[doctor.Doctor, tyro.conf.subcommand("doctor", description=doctor.HELP)]
     | Annotated[init.Init, tyro.conf.subcommand("init", description=init.HELP)]
@@ -71,8 +76,14 @@ def _run() -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"mixerloop {__version__}")
         return
+    run_verb(sys.argv[1:])
+
+
+def run_verb(arguments: Sequence[str]) -> None:
+    """Parse what stands behind `mixerloop`, and do it."""
     verb = tyro.cli(
         Verb,
+        args=arguments,
         prog="mixerloop",
         description=main.__doc__,
         config=(

@@ -5,7 +5,7 @@ Altair makes a Vega-Lite description, and vl-convert draws it without a browser.
 
 import csv
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,10 @@ class Figure:
     rows: list[Row]
     chart: "alt.TopLevelMixin"
 
+    def renamed(self, name: str) -> "Figure":
+        """The same under another name."""
+        return replace(self, name=name)
+
     def spec(self) -> dict[str, Any]:
         """The Vega-Lite description, numbers included."""
         return self.chart.to_dict()
@@ -46,16 +50,24 @@ class Figure:
         """Drawn as lines."""
         import vl_convert
 
-        return vl_convert.vegalite_to_svg(self.spec())
+        return vl_convert.vegalite_to_svg(self.spec(), vl_version=vega_version())
 
     def write(self, folder: Path) -> None:
         """All three files."""
         import vl_convert
 
         folder.mkdir(parents=True, exist_ok=True)
-        png = vl_convert.vegalite_to_png(self.spec(), scale=PNG_SCALE)
+        png = vl_convert.vegalite_to_png(self.spec(), vl_version=vega_version(), scale=PNG_SCALE)
         for ending, content in (("csv", self.csv()), ("svg", self.svg()), ("png", png)):
             runs.write_file(folder / f"{self.name}.{ending}", content)
+
+
+def vega_version() -> str:
+    """Of Vega-Lite: the one Altair writes for, as vl-convert names it."""
+    import altair as alt
+
+    major, minor, _ = alt.SCHEMA_VERSION.split(".")
+    return f"{major}.{minor}"
 
 
 def data(rows: list[Row]) -> "alt.Data":

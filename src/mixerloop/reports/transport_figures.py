@@ -1,9 +1,12 @@
 """What each pass does at the readout, drawn from results of `mixerloop transport`."""
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from mixerloop.reports.figure import Figure, Row, data, dressed
+
+if TYPE_CHECKING:
+    import altair as alt
 
 Result = Mapping[str, Any]
 
@@ -27,29 +30,46 @@ def transport_figures(results: Mapping[str, Result]) -> list[Figure]:
         for name, result in results.items()
         for figure in (_novelty_map, _gain_map)
     ]
-    return [_passes(results), *maps]
+    return [passes_figure(results), *maps]
 
 
-def _passes(results: Mapping[str, Result]) -> Figure:
+def passes_figure(results: Mapping[str, Result]) -> Figure:
     """The paper's figure 2: cumulative ITR, effect and gain, with intervals over windows."""
+    rows: list[Row] = [
+        {"model": name, **row} for name, result in results.items() for row in _rows(result)
+    ]
+    chart = dressed(_panels(rows, list(results)))
+    return Figure("transport-passes", "What each pass does at the readout", rows, chart)
+
+
+def layers_figure(results: Mapping[str, Result]) -> Figure:
+    """The same for one layer at a time, which the reader picks."""
     import altair as alt
 
     rows: list[Row] = [
-        {
-            "model": name,
-            "figure": figure,
-            "pass": index + 1,
-            "value": value,
-            "low": low,
-            "high": high,
-        }
+        {"model": name, "layer": layer["layer"], **row}
         for name, result in results.items()
-        for figure in PANELS
-        for index, (value, (low, high)) in enumerate(
-            zip(result[figure], result[f"{figure}_interval"], strict=True)
-        )
+        for layer in result["layers"]
+        for row in _rows(layer)
     ]
-    names = list(results)
+    layers = sorted({int(row["layer"] or 0) for row in rows})
+    picker = alt.param(
+        name="picked", value=layers[0], bind=alt.binding_select(options=layers, name="layer ")
+    )
+    chart = _panels(rows, list(results), only="datum.layer == picked").add_params(picker)
+    return Figure("transport-layers", "The same in one layer", rows, dressed(chart))
+
+
+def _rows(result: Result) -> Iterator[Row]:
+    for figure in PANELS:
+        values, intervals = result[figure], result[f"{figure}_interval"]
+        for index, (value, (low, high)) in enumerate(zip(values, intervals, strict=True)):
+            yield {"figure": figure, "pass": index + 1, "value": value, "low": low, "high": high}
+
+
+def _panels(rows: list[Row], names: list[str], only: str | None = None) -> "alt.HConcatChart":
+    import altair as alt
+
     panels = []
     for figure, title in PANELS.items():
         shown = [row for row in rows if row["figure"] == figure and row["value"] is not None]
@@ -65,24 +85,26 @@ def _passes(results: Mapping[str, Result]) -> Figure:
             titleX=0,
             titleY=-14,
         )
+
+        def y(field: str, scale: Any = scale, axis: Any = axis, title: str = title) -> "alt.Y":
+            return alt.Y(f"{field}:Q", title=title, scale=scale, axis=axis)
+
         base = alt.Chart(data(shown)).encode(
             x=alt.X("pass:O", title="pass", axis=alt.Axis(labelAngle=0)),
             color=alt.Color("model:N", sort=names),
         )
+        if only is not None:
+            base = base.transform_filter(only)
+        interval = base.mark_rule(strokeWidth=2, opacity=0.5).encode(y=y("low"), y2="high:Q")
         line = base.mark_line(point=alt.OverlayMarkDef(size=45)).encode(
-            y=alt.Y("value:Q", title=title, scale=scale, axis=axis),
-            tooltip=["model:N", "pass:O", "value:Q", "low:Q", "high:Q"],
-        )
-        interval = base.mark_rule(strokeWidth=2, opacity=0.5).encode(
-            y=alt.Y("low:Q", title=title, scale=scale, axis=axis), y2="high:Q"
+            y=y("value"), tooltip=["model:N", "pass:O", "value:Q", "low:Q", "high:Q"]
         )
         layers = [interval, line]
         if figure == "target_gain":
             zero = alt.Chart(data([{"zero": 0.0}])).mark_rule(strokeDash=[4, 4], color="#59636e")
-            layers.append(zero.encode(y=alt.Y("zero:Q", scale=scale, title=title)))
+            layers.append(zero.encode(y=y("zero")))
         panels.append(alt.layer(*layers).properties(width=PANEL_WIDTH, height=PANEL_HEIGHT))
-    chart = dressed(alt.hconcat(*panels, bounds="flush", spacing=PANEL_GAP))
-    return Figure("transport-passes", "What each pass does at the readout", rows, chart)
+    return alt.hconcat(*panels, bounds="flush", spacing=PANEL_GAP)
 
 
 def _around(rows: list[Row], *, is_log: bool) -> list[float]:

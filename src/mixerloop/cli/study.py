@@ -1,0 +1,252 @@
+"""`mixerloop study`: from a study file to a finished report."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from mixerloop import machine, runs
+from mixerloop.cli import report
+from mixerloop.cli.progress_line import duration
+from mixerloop.cli.tables import print_table, table_of
+from mixerloop.strict import one_line
+from mixerloop.study_folder import PLAN, REPORT
+
+if TYPE_CHECKING:
+    from mixerloop.studies.plan import Cell, Plan
+
+HELP = """Plan a study, run what is missing of it, and write its report.
+
+The plan comes first. Stopped or killed, the same command goes on; finished cells are not run again.
+
+examples:
+  mixerloop study studies/quick.toml
+  mixerloop study studies/quick.toml --dry-run
+  mixerloop study studies/text-small.toml --corpus stories.jsonl.xz tales.jsonl.xz
+  mixerloop study studies/paper-15m.toml --cells 3,7
+  mixerloop study studies/paper-15m.toml --engine ray
+  mixerloop study status runs/quick
+"""
+STATUS = "status"
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """The options of `mixerloop study`."""
+
+    what: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """A study file; or status, and studies or their folders."""
+    out: Path | None = None
+    """The study's folder, runs/NAME for NAME.toml unless you say so."""
+    dry_run: bool = False
+    """Show the plan and stop."""
+    cells: str | None = None
+    """Run these cells only, such as 3,7; no report is written."""
+    engine: Literal["here", "ray"] = "here"
+    """Run cells one after another, or hand them to a Ray cluster."""
+    corpus: tuple[Path, ...] = ()
+    """Your text, for a study that asks for it."""
+    held_out: tuple[Path, ...] = ()
+    """Files of it that are held out whole."""
+    json: bool = False
+    """Print JSON for programs."""
+
+    def run(self) -> None:
+        """Plan, run, compare and report."""
+        if not self.what:
+            raise ValueError("name a study file, such as studies/quick.toml")
+        if next(iter(self.what)) == STATUS:
+            _status([Path(one) for one in self.what[1:]], as_json=self.json)
+            return
+        if len(self.what) > 1:
+            raise ValueError(f"{self.what[1]}: one study at a time")
+        from mixerloop.studies.plan import make_plan
+        from mixerloop.studies.study import read_study
+
+        file = read_study(Path(self.what[0]))
+        plan = make_plan(file, RUNS / file.path.stem if self.out is None else self.out)
+        chosen = _chosen(plan, self.cells)
+        machine.keep_freed_memory()
+        if self.dry_run:
+            self._show_plan(plan, chosen)
+            return
+        self._start(plan)
+        self._show_plan(plan, chosen)
+        failed = self._run_cells(plan, chosen)
+        if self.cells is None:
+            self._finish(plan)
+        if failed:
+            print(f"{len(failed)} cells failed: {', '.join(failed)}; start again to retry them")
+            sys.exit(1)
+
+    def _start(self, plan: "Plan") -> None:
+        """Everything that may be refused, before anything is trained."""
+        from mixerloop.studies.cells import check_cells, prepare_data
+        from mixerloop.studies.study import CORPUS, HELD_OUT
+
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        runs.check_can_hold(plan.folder)
+        for part in plan.file.study.parts:
+            prepare_data(plan, part, _command, {CORPUS: self.corpus, HELD_OUT: self.held_out})
+        check_cells(plan, plan.cells)
+        plan.write()
+
+    def _show_plan(self, plan: "Plan", chosen: "Sequence[Cell]") -> None:
+        from mixerloop.studies.cells import state_of
+        from mixerloop.studies.expected_time import expected_of_all
+
+        states = [state_of(plan.folder, cell.name, cell.measure) for cell in chosen]
+        left = [cell for cell, one in zip(chosen, states, strict=True) if one.state != "done"]
+        seconds = dict(
+            zip(
+                (cell.number for cell in left),
+                expected_of_all([cell.config for cell in left]),
+                strict=True,
+            )
+        )
+        if self.json:
+            rows = [
+                {
+                    "cell": cell.number,
+                    "name": cell.name,
+                    "parameters": cell.parameters,
+                    "flops_per_token": cell.flops_per_token,
+                    "expected_seconds": seconds.get(cell.number),
+                    **asdict(state),
+                }
+                for cell, state in zip(chosen, states, strict=True)
+            ]
+            if self.dry_run:
+                print(runs.to_json({"cells": rows}), end="")
+            return
+        print(f"{plan.file.study.title}\n{len(plan.cells)} cells, kept in {plan.folder}")
+        table = table_of("cell", "name", "parameters", "MFLOP/token", "state", "training")
+        for cell, state in zip(chosen, states, strict=True):
+            expected = seconds.get(cell.number)
+            table.add_row(
+                str(cell.number),
+                cell.name,
+                f"{cell.parameters:,}",
+                f"{cell.flops_per_token / 1e6:,.1f}",
+                state.state,
+                "" if expected is None else duration(expected),
+            )
+        print_table(table)
+        print(f"expected: {duration(sum(seconds.values()))} of training, and then measuring")
+
+    def _run_cells(self, plan: "Plan", chosen: "Sequence[Cell]") -> list[str]:
+        from mixerloop.studies.cells import is_done, run_cell, run_prefill
+
+        if self.engine == "ray":
+            from mixerloop.studies.on_ray import run_on_ray
+
+            run_on_ray(plan, chosen)
+        failed = []
+        for cell in chosen:
+            if is_done(plan, cell):
+                continue
+            if self.engine == "ray":
+                failed.append(cell.name)
+                continue
+            heading = f"[{cell.number}/{len(plan.cells)}] {cell.name}"
+            try:
+                if not run_cell(plan, cell, _command, lambda text, at=heading: _say(at, text)):
+                    _say(heading, "another process has it")
+            except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
+                _say(heading, f"failed: {one_line(error)}")
+                failed.append(cell.name)
+        if (asked := plan.file.study.prefill) is not None and self.cells is None:
+            _say("prefill", "timing")
+            run_prefill(plan, asked, _command)
+        return failed
+
+    def _finish(self, plan: "Plan") -> None:
+        from mixerloop.studies.cells import compare_parts
+
+        compare_parts(plan, _command)
+        page = plan.folder / REPORT
+        found = report.write(plan.folder, page)
+        if self.json:
+            print(runs.to_json({"report": str(page), "findings": found}), end="")
+            return
+        for line in found:
+            print(line)
+        print(f"report: {page}")
+
+
+def _command(arguments: Sequence[str]) -> None:
+    """Run a verb in this process, as if it had been typed."""
+    from mixerloop.cli.main import run_verb
+
+    before = sys.argv
+    sys.argv = ["mixerloop", *arguments]
+    try:
+        run_verb(arguments)
+    finally:
+        sys.argv = before
+
+
+def _say(where: str, text: str) -> None:
+    print(f"{where}: {text}", file=sys.stderr, flush=True)
+
+
+def _chosen(plan: "Plan", cells: str | None) -> "list[Cell]":
+    if cells is None:
+        return list(plan.cells)
+    numbers = []
+    for word in cells.split(","):
+        if not word.strip().isdecimal() or not 1 <= int(word) <= len(plan.cells):
+            raise ValueError(f"--cells {cells}: cells are numbers from 1 to {len(plan.cells)}")
+        numbers.append(int(word))
+    return [plan.cells[number - 1] for number in numbers]
+
+
+def _status(paths: list[Path], *, as_json: bool) -> None:
+    from mixerloop.studies.cells import state_of
+
+    if not paths:
+        paths = sorted(path.parent for path in RUNS.glob(f"*/{PLAN}"))
+        if not paths:
+            raise ValueError("no study in runs; start one with mixerloop study STUDY.toml")
+    found = []
+    for path in paths:
+        if not (path / PLAN).is_file():
+            raise ValueError(f"{path}: not the folder of a study; mixerloop study makes one")
+        plan = runs.read_json(path / PLAN)
+        states = [
+            {
+                "cell": cell["number"],
+                "name": cell["name"],
+                **asdict(state_of(path, cell["name"], cell["measure"])),
+            }
+            for cell in plan["cells"]
+        ]
+        found.append({"study": str(path), "title": plan["title"], "cells": states})
+    if as_json:
+        print(runs.to_json(found), end="")
+        return
+    for one in found:
+        _show_status(one)
+
+
+def _show_status(found: dict[str, Any]) -> None:
+    print(f"{found['study']}: {found['title']}")
+    table = table_of("cell", "name", "state", "step", "of", "trained", "problem")
+    for one in found["cells"]:
+        seconds = one["train_seconds"]
+        table.add_row(
+            str(one["cell"]),
+            one["name"],
+            one["state"],
+            "" if one["step"] is None else f"{one['step']:,}",
+            "" if one["total_steps"] is None else f"{one['total_steps']:,}",
+            "" if seconds is None else duration(seconds),
+            one["error"] or "",
+        )
+    print_table(table)
+    done = sum(one["state"] == "done" for one in found["cells"])
+    print(f"{done} of {len(found['cells'])} cells are done")

@@ -1,0 +1,157 @@
+"""The charts of a report, other than those of transport."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mixerloop.reports.figure import Figure, Row, data, dressed
+from mixerloop.reports.study_results import ArmResults, PartResults
+
+WIDTH, HEIGHT = 380, 240
+
+
+def curves(part: PartResults) -> Figure | None:
+    """Held-out NLL while training, a line for every seed."""
+    import altair as alt
+
+    rows: list[Row] = [
+        {
+            "model": arm.name,
+            "seed": run.seed,
+            "tokens": point["tokens"],
+            "held_out_nll": point["held_out_nll"],
+        }
+        for arm in part.arms
+        for run in arm.runs
+        for point in run.curve
+    ]
+    if not rows:
+        return None
+    chart = (
+        alt.Chart(data(rows))
+        .mark_line(point=alt.OverlayMarkDef(size=14), strokeWidth=1.6)
+        .encode(
+            x=alt.X("tokens:Q", title="tokens trained on", axis=alt.Axis(format="~s")),
+            y=alt.Y("held_out_nll:Q", title="held-out NLL", scale=alt.Scale(zero=False)),
+            color=_color(part.arms),
+            detail="seed:N",
+            tooltip=["model:N", "seed:N", "tokens:Q", "held_out_nll:Q"],
+        )
+        .properties(width=2 * WIDTH - 40, height=HEIGHT)
+    )
+    return Figure(f"{part.name}-curves", "Held-out NLL while training", rows, dressed(chart))
+
+
+def against_cost(part: PartResults) -> Figure | None:
+    """What was reached for how much compute, and for how much time."""
+    import altair as alt
+
+    rows: list[Row] = [
+        {
+            "model": arm.name,
+            "seed": run.seed,
+            "training_flops": arm.facts["flops_per_token"] * run.tokens,
+            "training_seconds": run.seconds,
+            "nll": run.results["nll"]["nll"]["value"],
+            "low": run.results["nll"]["nll"]["lower"],
+            "high": run.results["nll"]["nll"]["upper"],
+        }
+        for arm in part.arms
+        for run in arm.runs
+        if "nll" in run.results and run.tokens is not None and run.seconds is not None
+    ]
+    if not rows:
+        return None
+    panels = []
+    for field, title in (
+        ("training_flops", "training compute, FLOP"),
+        ("training_seconds", "training time, seconds"),
+    ):
+        form = alt.Axis(format="~e" if field == "training_flops" else "~s", tickCount=5)
+        base = alt.Chart(data(rows)).encode(
+            x=alt.X(f"{field}:Q", title=title, scale=alt.Scale(zero=False), axis=form),
+            color=_color(part.arms),
+        )
+        points = base.mark_point(filled=True, size=60).encode(
+            y=alt.Y("nll:Q", title="held-out NLL", scale=alt.Scale(zero=False)),
+            tooltip=["model:N", "seed:N", f"{field}:Q", "nll:Q", "low:Q", "high:Q"],
+        )
+        panels.append(points.properties(width=WIDTH - 50, height=HEIGHT))
+    chart = dressed(alt.hconcat(*panels))
+    return Figure(f"{part.name}-cost", "What was reached, and what it cost", rows, chart)
+
+
+def hops(part: PartResults) -> Figure | None:
+    """Accuracy by the number of hops, one line per model, the mean of its seeds."""
+    import altair as alt
+
+    rows: list[Row] = []
+    guess: dict[int, float] = {}
+    for arm in part.arms:
+        found = arm.measured("hops")
+        for position in range(len(found[0]["accuracy_by_hop"]) if found else 0):
+            asked = [one["accuracy_by_hop"][position] for one in found]
+            values = [one["accuracy"]["value"] for one in asked]
+            guess[asked[0]["hops"]] = asked[0]["guess"]
+            rows.append(
+                {
+                    "model": arm.name,
+                    "hops": asked[0]["hops"],
+                    "accuracy": sum(values) / len(values),
+                    "low": min(one["accuracy"]["lower"] for one in asked),
+                    "high": max(one["accuracy"]["upper"] for one in asked),
+                }
+            )
+    if not rows:
+        return None
+    rows += [
+        {"model": "a guess", "hops": number, "accuracy": value, "low": value, "high": value}
+        for number, value in guess.items()
+    ]
+    base = alt.Chart(data(rows)).encode(
+        x=alt.X("hops:O", title="hops a question takes", axis=alt.Axis(labelAngle=0)),
+        color=alt.Color("model:N", sort=[*(arm.name for arm in part.arms), "a guess"]),
+    )
+    line = base.mark_line(point=alt.OverlayMarkDef(size=45)).encode(
+        y=alt.Y("accuracy:Q", title="answered right", scale=alt.Scale(domain=[0, 1])),
+        tooltip=["model:N", "hops:O", "accuracy:Q", "low:Q", "high:Q"],
+    )
+    interval = base.mark_rule(strokeWidth=2, opacity=0.45).encode(y="low:Q", y2="high:Q")
+    chart = alt.layer(interval, line).properties(width=2 * WIDTH - 40, height=HEIGHT)
+    return Figure(f"{part.name}-accuracy", "Accuracy by hop", rows, dressed(chart))
+
+
+def prefill(cases: Sequence[dict[str, Any]]) -> Figure:
+    """How many times as many tokens a second the mixer loop reads as the full loop."""
+    import altair as alt
+
+    rows: list[Row] = [
+        {
+            "size": case["size"],
+            "batch": case["batch"],
+            "mixer_over_full": case["mixer_over_full"],
+            "low": case["mixer_over_full_quartiles"][0],
+            "high": case["mixer_over_full_quartiles"][1],
+            "by_work": case["flop_limit"],
+        }
+        for case in cases
+    ]
+    base = alt.Chart(data(rows)).encode(
+        x=alt.X("batch:O", title="prompts at once", axis=alt.Axis(labelAngle=0)),
+        color=alt.Color("size:N"),
+        xOffset="size:N",
+    )
+    bars = base.mark_bar(width=26).encode(
+        y=alt.Y("mixer_over_full:Q", title="mixer loop over full loop, times as fast"),
+        tooltip=["size:N", "batch:O", "mixer_over_full:Q", "low:Q", "high:Q", "by_work:Q"],
+    )
+    spread = base.mark_rule(strokeWidth=2, color="#1f2328").encode(y="low:Q", y2="high:Q")
+    limit = base.mark_tick(color="#c8453b", thickness=2, width=34).encode(y="by_work:Q")
+    chart = alt.layer(bars, spread, limit).properties(width=WIDTH, height=HEIGHT)
+    title = "Prefill: what looping the mixer alone saves (red: by the work of the projections)"
+    return Figure("prefill", title, rows, dressed(chart))
+
+
+def _color(arms: Sequence[ArmResults]) -> Any:
+    import altair as alt
+
+    return alt.Color("model:N", sort=[arm.name for arm in arms])

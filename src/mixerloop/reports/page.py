@@ -1,0 +1,54 @@
+"""A report as one page that needs nothing else: styles, scripts, numbers and pictures inside."""
+
+import json
+from pathlib import Path
+
+from mixerloop import runs
+from mixerloop.reports.blocks import Drawing, Findings, Paragraph, Report, Table, as_markdown
+from mixerloop.reports.figure import Figure, vega_version
+from mixerloop.study_folder import FIGURES
+
+TEMPLATE = "page.html.j2"
+
+
+def write_report(report: Report, page: Path) -> None:
+    """PAGE, the same as text beside it, and a folder of figures with their numbers."""
+    folder = page.parent / FIGURES
+    folder.mkdir(parents=True, exist_ok=True)
+    for figure in report.figures():
+        figure.write(folder)
+    for section in report.sections:
+        for block in section.blocks:
+            if isinstance(block, Drawing):
+                runs.write_file(folder / f"{block.name}.svg", block.svg)
+    runs.write_file(page.with_suffix(".md"), as_markdown(report, FIGURES))
+    runs.write_file(page, as_page(report))
+
+
+def as_page(report: Report) -> str:
+    """The page's text."""
+    import vl_convert
+    from jinja2 import Environment, PackageLoader, select_autoescape
+
+    loader = PackageLoader("mixerloop.reports", ".")
+    environment = Environment(
+        loader=loader, autoescape=select_autoescape(default=True), trim_blocks=True
+    )
+    script = vl_convert.javascript_bundle(vl_version=vega_version())  # pyright: ignore
+    return environment.get_template(TEMPLATE).render(
+        report=report,
+        script=script.replace("</script", "<\\/script"),
+        kind_of=_kind,
+        spec_of=_spec,
+        csv_of=lambda figure: figure.csv(),
+    )
+
+
+def _kind(block: object) -> str:
+    kinds = {Paragraph: "paragraph", Findings: "findings", Table: "table"}
+    return {**kinds, Drawing: "drawing", Figure: "figure"}[type(block)]
+
+
+def _spec(figure: Figure) -> str:
+    """A chart's description, safe inside a script element."""
+    return json.dumps(figure.spec()).replace("</", "<\\/")

@@ -1,0 +1,147 @@
+"""A study's results, read from its files and nothing else."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mixerloop import runs, study_folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmResults:
+    """One model: what it is, and its runs."""
+
+    facts: dict[str, Any]
+    """As the plan has them: name, schedule, parameters, flops_per_token, ..."""
+    runs: "list[RunResults]"
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.facts["name"]
+
+    def measured(self, what: str) -> "list[dict[str, Any]]":
+        """One result of each run that has it."""
+        return [run.results[what] for run in self.runs if what in run.results]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResults:
+    """One seed."""
+
+    path: Path
+    seed: int | None
+    results: dict[str, dict[str, Any]]
+    """By file name without its ending: nll, hops, core, transport."""
+    curve: list[dict[str, Any]]
+    """Steps at which the held-out NLL was measured: step, tokens, flops, held_out_nll."""
+    seconds: float | None
+    """Of training."""
+    tokens: int | None
+    provenance: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartResults:
+    """Models that were compared."""
+
+    facts: dict[str, Any]
+    arms: list[ArmResults]
+    comparison: dict[str, Any] | None
+    missing: list[str]
+    """Cells without a finished run."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.facts["name"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyResults:
+    """All of it."""
+
+    plan: dict[str, Any]
+    parts: list[PartResults]
+    prefill: dict[str, Any] | None
+
+
+def read_study(folder: Path) -> StudyResults:
+    """Read the folder of a study, finished or not."""
+    plan = runs.read_json(folder / study_folder.PLAN)
+    comparisons = {
+        part["name"]: _read(folder / part["name"] / study_folder.COMPARISON)
+        for part in plan["parts"]
+    }
+    return gather(plan, folder, comparisons, _read(folder / study_folder.PREFILL))
+
+
+def gather(
+    plan: dict[str, Any],
+    folder: Path,
+    comparisons: Mapping[str, dict[str, Any] | None],
+    prefill: dict[str, Any] | None,
+) -> StudyResults:
+    """Read the runs of a plan."""
+    parts = []
+    for part in plan["parts"]:
+        cells = [cell for cell in plan["cells"] if cell["part"] == part["name"]]
+        found = {cell["name"]: _run(folder / cell["name"], cell["seed"]) for cell in cells}
+        arms = [
+            ArmResults(
+                facts=arm,
+                runs=[
+                    run
+                    for cell in cells
+                    if cell["arm"] == arm["name"] and (run := found[cell["name"]]) is not None
+                ],
+            )
+            for arm in part["arms"]
+        ]
+        parts.append(
+            PartResults(
+                facts=part,
+                arms=[arm for arm in arms if arm.runs],
+                comparison=comparisons.get(part["name"]),
+                missing=[name for name, run in found.items() if run is None],
+            )
+        )
+    return StudyResults(plan=plan, parts=parts, prefill=prefill)
+
+
+def _run(path: Path, seed: int | None) -> RunResults | None:
+    results = {
+        file.stem: found
+        for file in sorted((path / runs.RESULTS).glob("*.json"))
+        if (found := _read(file)) is not None
+    }
+    if not results:
+        return None
+    metrics = _lines(path / runs.METRICS)
+    timing = _lines(path / runs.TIMING)
+    return RunResults(
+        path=path,
+        seed=seed,
+        results=results,
+        curve=[line for line in metrics if line.get("held_out_nll") is not None],
+        seconds=sum(line["seconds"] for line in timing) if timing else None,
+        tokens=metrics[-1]["tokens"] if metrics else None,
+        provenance=_read(path / runs.PROVENANCE) or {},
+    )
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    found = runs.read_json(path)
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: not a result; make it again")
+    return found
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -1,0 +1,1 @@
+"""Matched sets of runs: planned, run cell by cell, measured alike."""

@@ -1,0 +1,216 @@
+"""Running a cell: the commands a person would type, each only if its result is not there yet."""
+
+import contextlib
+import io
+import json
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mixerloop import config as configs
+from mixerloop import runs, study_folder
+from mixerloop.strict import one_line
+from mixerloop.studies.plan import Cell, Plan
+from mixerloop.studies.study import CORPUS, HELD_OUT, Measure, PartSettings, PrefillSettings
+from mixerloop.study_folder import COMPARISON, ERROR, LOG, PREFILL, STATE, record_of
+from mixerloop.training.status import status
+from mixerloop.training.trainer import open_data
+
+Command = Callable[[Sequence[str]], None]
+"""Runs `mixerloop ...` and raises what goes wrong."""
+Say = Callable[[str], None]
+State = Literal["done", "failed", "running", "begun", "waiting"]
+
+MANIFEST = "manifest.json"
+RESULT_OF: dict[Measure, str] = {
+    "nll": study_folder.NLL,
+    "hops": study_folder.HOPS,
+    "core": study_folder.CORE,
+    "transport": study_folder.TRANSPORT,
+}
+WAIT_SECONDS = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellState:
+    """What is known of a cell from its files."""
+
+    state: State
+    error: str | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    train_seconds: float | None = None
+    """Spent training so far."""
+
+
+def state_of(folder: Path, name: str, measure: Sequence[Measure]) -> CellState:
+    """Look at a cell of a study's folder, and change nothing."""
+    record, run = record_of(folder, name), folder / name
+    kept = runs.read_json(record / STATE) if (record / STATE).is_file() else {}
+    facts: dict[str, Any] = {}
+    if (run / runs.PROVENANCE).is_file():
+        found = status(run)
+        facts = {
+            "step": found.step,
+            "total_steps": found.total_steps,
+            "train_seconds": found.seconds,
+        }
+    if runs.is_locked(record):
+        return CellState(state="running", **facts)
+    if kept.get("state") == "failed":
+        return CellState(state="failed", error=kept.get("error"), **facts)
+    if kept.get("state") == "done" and not _missing(run, measure):
+        return CellState(state="done", **facts)
+    return CellState(state="begun" if facts else "waiting", **facts)
+
+
+def is_done(plan: Plan, cell: Cell) -> bool:
+    """Whether nothing is left to do for a cell."""
+    return state_of(plan.folder, cell.name, cell.measure).state == "done"
+
+
+def prepare_data(
+    plan: Plan, part: PartSettings, command: Command, given: dict[str, Sequence[Path]]
+) -> None:
+    """Make the data of a part, or wait for whoever is making it."""
+    data = plan.data(part.name)
+    if (data / MANIFEST).is_file():
+        return
+    arguments: list[str] = []
+    for word in part.prepare:
+        if word == CORPUS and not given[CORPUS]:
+            index = plan.file.study.parts.index(part)
+            raise plan.file.refused(
+                f"parts[{index}].prepare", "this data is yours: name files with --corpus"
+            )
+        if word == HELD_OUT and given[HELD_OUT]:
+            arguments.append("--held-out-files")
+        arguments += map(str, given[word]) if word in given else [word]
+    record = record_of(plan.folder, f"data-{part.name}")
+    while not (data / MANIFEST).is_file():
+        with _lock(record) as mine:
+            if not mine:
+                time.sleep(WAIT_SECONDS)
+            elif not (data / MANIFEST).is_file():
+                _logged(command, ["data", "prepare", *arguments, "--out", str(data)], record)
+
+
+def check_cells(plan: Plan, cells: Sequence[Cell]) -> None:
+    """Refuse what could not be trained, before anything is."""
+    for cell in cells:
+        run = plan.run(cell)
+        if (run / runs.CONFIG).is_file():
+            before = configs.load(run / runs.CONFIG)
+            changed = configs.differences(before, cell.config)
+            for key, (old, new) in changed.items():
+                if key not in {*configs.MAY_CHANGE, "train.implementation"}:
+                    raise ValueError(
+                        f"{run}: was trained with {key} {old}, and the study now says {new}; "
+                        "choose another --out"
+                    )
+        open_data(cell.config)
+
+
+def run_cell(plan: Plan, cell: Cell, command: Command, say: Say) -> bool:
+    """Train and measure, from wherever it was left; false if another process has the cell."""
+    record = record_of(plan.folder, cell.name)
+    with _lock(record) as mine:
+        if not mine:
+            return False
+        try:
+            _run(plan, cell, command, say, record)
+        except Exception as error:
+            runs.write_file(record / ERROR, traceback.format_exc())
+            _keep(record, state="failed", error=one_line(error))
+            raise
+        _keep(record, state="done", error=None)
+    return True
+
+
+def _run(plan: Plan, cell: Cell, command: Command, say: Say, record: Path) -> None:
+    run = plan.run(cell)
+    if not run.exists():
+        config = record / runs.CONFIG
+        runs.write_file(config, configs.dump(cell.config))
+        say("training")
+        _logged(command, ["train", str(config), "--out", str(run)], record)
+    elif status(run).state != "finished":
+        say("training, from where it stopped")
+        _logged(command, ["train", "--resume", str(run)], record)
+    for measure in _missing(run, cell.measure):
+        say(measure)
+        _logged(command, _measuring(plan, cell, measure), record)
+
+
+def _missing(run: Path, measure: Sequence[Measure]) -> list[Measure]:
+    results = run / runs.RESULTS
+    return [one for one in measure if not (results / RESULT_OF[one]).is_file()]
+
+
+def _measuring(plan: Plan, cell: Cell, measure: Measure) -> list[str]:
+    run = str(plan.run(cell))
+    if measure != "transport":
+        return ["evaluate", measure, run]
+    (part,) = (part for part in plan.file.study.parts if part.name == cell.part)
+    asked = part.transport
+    options = ["--windows", str(asked.windows), "--positions", str(asked.positions)]
+    removal = ["--removal"] if asked.removal else []
+    return ["transport", run, *options, "--context", str(asked.context), "--control", *removal]
+
+
+def run_prefill(plan: Plan, asked: PrefillSettings, command: Command) -> None:
+    """Time prefill once for the whole study."""
+    with _lock(record_of(plan.folder, "prefill")) as mine:
+        path = plan.folder / PREFILL
+        if path.is_file() or not mine:
+            return
+        arguments = ["bench", "prefill", "--sizes", *asked.sizes]
+        arguments += ["--batches", *map(str, asked.batches), "--length", str(asked.length)]
+        arguments += ["--repeats", str(asked.repeats), "--compute-dtype", asked.compute_dtype]
+        runs.write_file(path, _output(command, [*arguments, "--json"]))
+
+
+def compare_parts(plan: Plan, command: Command) -> None:
+    """Set the models of each part against each other; what was measured of all of them counts."""
+    for part in plan.file.study.parts:
+        done = [cell for cell in plan.of(part.name) if is_done(plan, cell)]
+        measured = {"nll", "core"} & set(part.measure)
+        if len({cell.arm for cell in done}) < 2 or not measured:
+            continue
+        names = [str(plan.run(cell)) for cell in done]
+        found = json.loads(_output(command, ["evaluate", "compare", *names, "--json"]))
+        runs.write_file(plan.folder / part.name / COMPARISON, runs.to_json(found))
+
+
+@contextlib.contextmanager
+def _lock(record: Path) -> Iterator[bool]:
+    """Whether this process has the lock; it goes when the process does."""
+    record.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(runs.locked(record))
+        except ValueError:
+            yield False
+        else:
+            yield True
+
+
+def _keep(record: Path, **facts: Any) -> None:
+    runs.write_file(record / STATE, runs.to_json(facts))
+
+
+def _logged(command: Command, arguments: list[str], record: Path) -> None:
+    """What a command prints goes to the cell's log; its progress is still seen."""
+    with (record / LOG).open("a") as log, contextlib.redirect_stdout(log):
+        print("$ mixerloop", *arguments, flush=True)
+        command(arguments)
+
+
+def _output(command: Command, arguments: list[str]) -> str:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        command(arguments)
+    return printed.getvalue()

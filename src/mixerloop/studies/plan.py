@@ -1,0 +1,238 @@
+"""From a study file to cells: one model, one seed, trained and measured."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mixerloop import config as configs
+from mixerloop import runs
+from mixerloop.config import BUDGETS, RunConfig
+from mixerloop.model.accounting import account_model, training_flops_per_token
+from mixerloop.model.initialization import meta_model
+from mixerloop.notation import notation
+from mixerloop.studies.study import ArmSettings, Match, Measure, PartSettings, StudyFile
+from mixerloop.study_folder import DATA, PLAN
+
+FLOPS_AGREE = 0.05
+"""How near to another model's compute per token whole layers must come."""
+BUDGET_FOR: dict[Match, tuple[str, ...]] = {
+    "parameters+tokens": ("steps", "tokens"),
+    "flops": ("flops",),
+    "seconds": ("seconds",),
+}
+"""In what a budget must be given for all models to get the same of what is matched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One model under one seed."""
+
+    number: int
+    """From 1, over all parts."""
+    part: str
+    arm: str
+    seed: int
+    config: RunConfig
+    measure: tuple[Measure, ...]
+    parameters: int
+    flops_per_token: float
+    """Forward and backward."""
+    cpus: int
+    gpus: int
+
+    @property
+    def name(self) -> str:
+        """Its folder inside the study's."""
+        return f"{self.part}/{self.arm}-seed{self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All cells of a study, and where they are kept."""
+
+    file: StudyFile
+    folder: Path
+    cells: tuple[Cell, ...]
+
+    def of(self, part: str) -> list[Cell]:
+        """The cells of one part."""
+        return [cell for cell in self.cells if cell.part == part]
+
+    def run(self, cell: Cell) -> Path:
+        """The run of a cell."""
+        return self.folder / cell.name
+
+    def data(self, part: str) -> Path:
+        """The data of a part."""
+        return self.folder / DATA / part
+
+    def write(self) -> None:
+        """Keep what a report or a status needs to know, in one file."""
+        runs.write_file(self.folder / PLAN, runs.to_json(self.to_json()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Parts with their models, and cells."""
+        study = self.file.study
+        return {
+            "name": self.file.path.stem,
+            "title": study.title,
+            "about": study.about.strip(),
+            "parts": [
+                {
+                    "name": part.name,
+                    "match": part.match,
+                    "measure": list(part.measure),
+                    "seeds": list(part.seeds),
+                    "data": " ".join(part.prepare),
+                    "arms": [self._arm(part, arm) for arm in part.arms],
+                }
+                for part in study.parts
+            ],
+            "cells": [
+                {
+                    "number": cell.number,
+                    "name": cell.name,
+                    "part": cell.part,
+                    "arm": cell.arm,
+                    "seed": cell.seed,
+                    "measure": list(cell.measure),
+                }
+                for cell in self.cells
+            ],
+            "prefill": study.prefill is not None,
+            "provenance": runs.provenance(),
+        }
+
+    def _arm(self, part: PartSettings, arm: ArmSettings) -> dict[str, Any]:
+        cell = next(one for one in self.of(part.name) if one.arm == arm.title)
+        model = cell.config.model
+        account = account_model(model)
+        return {
+            "name": arm.title,
+            "schedule": notation(model.occurrences()),
+            "deepened": arm.layers_for_flops_of,
+            "num_layers": model.num_layers,
+            "d_model": model.d_model,
+            "vocab_size": model.vocab_size,
+            "parameters": cell.parameters,
+            "flops_per_token": cell.flops_per_token,
+            "macs": account.projection_macs(),
+        }
+
+
+def make_plan(file: StudyFile, folder: Path) -> Plan:
+    """Check everything that can be checked before anything is trained."""
+    cells: list[Cell] = []
+    for index, part in enumerate(file.study.parts):
+        models = _models(file, index, part, folder)
+        _check_match(file, f"parts[{index}]", part, models)
+        for seed in part.seeds:
+            for arm in part.arms:
+                config = models[arm.title]
+                _, train = config.for_training()
+                seeded = dataclasses.replace(train, seed=seed)
+                cells.append(
+                    Cell(
+                        number=len(cells) + 1,
+                        part=part.name,
+                        arm=arm.title,
+                        seed=seed,
+                        config=dataclasses.replace(config, train=seeded),
+                        measure=part.measure,
+                        parameters=_parameters(config),
+                        flops_per_token=_flops(config),
+                        cpus=part.cpus,
+                        gpus=part.gpus,
+                    )
+                )
+    return Plan(file=file, folder=folder, cells=tuple(cells))
+
+
+def _models(file: StudyFile, index: int, part: PartSettings, folder: Path) -> dict[str, RunConfig]:
+    """The config of every arm, without its budget."""
+    here = f"parts[{index}]"
+    path = file.path.parent / part.config
+    if not path.is_file():
+        raise file.refused(f"{here}.config", f"{part.config}: there is no such config")
+    data = {"path": str(folder / DATA / part.name), **part.data}
+    models: dict[str, RunConfig] = {}
+    for arm in sorted(part.arms, key=lambda arm: arm.layers_for_flops_of is not None):
+        overrides: configs.Tables = {
+            "model": {**part.model, "schedule": arm.schedule},
+            "data": data,
+            "train": part.train,
+        }
+        try:
+            config = configs.load(path, overrides)
+            config.for_training()
+        except ValueError as error:
+            raise file.refused(_place(here, part, error), error) from None
+        if arm.layers_for_flops_of is not None:
+            config = _deepened(file, here, arm, config, models[arm.layers_for_flops_of])
+        models[arm.title] = config
+    return models
+
+
+def _place(here: str, part: PartSettings, error: ValueError) -> str:
+    """The section of the part that an error about a config speaks of, if it overrides it."""
+    for section in ("model", "data", "train"):
+        for key in getattr(part, section):
+            if f"{section}.{key}" in str(error) or f"unknown key {key};" in str(error):
+                return f"{here}.{section}.{key}"
+    return f"{here}.arms"
+
+
+def _deepened(
+    file: StudyFile, here: str, arm: ArmSettings, config: RunConfig, other: RunConfig
+) -> RunConfig:
+    """The number of layers whose compute per token is nearest to another model's."""
+    wanted = _flops(other)
+    found = config
+    for num_layers in range(1, 64 * config.model.num_layers):
+        model = dataclasses.replace(config.model, num_layers=num_layers)
+        candidate = dataclasses.replace(config, model=model)
+        if abs(_flops(candidate) - wanted) < abs(_flops(found) - wanted):
+            found = candidate
+        if _flops(candidate) > wanted:
+            break
+    off = _flops(found) / wanted - 1
+    if abs(off) > FLOPS_AGREE:
+        raise file.refused(
+            f"{here}.arms",
+            f"'{arm.title}' with {found.model.num_layers} layers comes to {off:+.0%} of the "
+            f"compute of '{arm.layers_for_flops_of}'; no number of layers comes nearer",
+        )
+    return found
+
+
+def _check_match(
+    file: StudyFile, here: str, part: PartSettings, models: dict[str, RunConfig]
+) -> None:
+    """Refuse what would not be equal."""
+    _, train = models[part.arms[0].title].for_training()
+    given = next(name for name in BUDGETS if getattr(train, name) is not None)
+    if given not in BUDGET_FOR[part.match]:
+        needed = " or ".join(BUDGET_FOR[part.match])
+        raise file.refused(
+            f"{here}.match", f"'{part.match}' needs a budget in {needed}, and train has {given}"
+        )
+    if part.match != "parameters+tokens":
+        return
+    counts = {
+        arm.title: _parameters(models[arm.title])
+        for arm in part.arms
+        if arm.layers_for_flops_of is None
+    }
+    if len(set(counts.values())) > 1:
+        named = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+        raise file.refused(f"{here}.match", f"the parameters are not equal: {named}")
+
+
+def _flops(config: RunConfig) -> float:
+    return training_flops_per_token(meta_model(config.model, implementation="chunked"))
+
+
+def _parameters(config: RunConfig) -> int:
+    model = meta_model(config.model, implementation="chunked")
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,206 @@
+"""A study file: which models are compared, over which seeds, how they are matched and measured."""
+
+import dataclasses
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mixerloop.strict import from_dict, one_line
+
+Match = Literal["parameters+tokens", "flops", "seconds"]
+"""What all models of a part share."""
+Measure = Literal["nll", "hops", "core", "transport"]
+"""What is taken of every trained model."""
+
+CORPUS, HELD_OUT = "{corpus}", "{held_out}"
+"""In `prepare`: the files a user names with --corpus and --held-out."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmSettings:
+    """One model of a comparison."""
+
+    schedule: str
+    """A named loop or notation."""
+    name: str | None = None
+    """Its schedule unless you say so."""
+    layers_for_flops_of: str | None = None
+    """As many layers as bring its compute per token nearest to that of this other one."""
+
+    @property
+    def title(self) -> str:
+        """What it is called in folders and tables."""
+        return self.schedule if self.name is None else self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportSettings:
+    """What `mixerloop transport` is asked."""
+
+    windows: int = 16
+    positions: int = 16
+    context: int = 128
+    removal: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartSettings:
+    """Models that differ in their schedule and in nothing else."""
+
+    name: str
+    config: str
+    """A run's config that all of them start from, beside the study file."""
+    prepare: tuple[str, ...]
+    """What makes the data, as it would be given to `mixerloop data prepare`."""
+    arms: tuple[ArmSettings, ...]
+    seeds: tuple[int, ...]
+    match: Match = "parameters+tokens"
+    measure: tuple[Measure, ...] = ("nll",)
+    transport: TransportSettings = TransportSettings()
+    cpus: int = 1
+    """Processors of a cell, where a cluster places it."""
+    gpus: int = 0
+    model: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Takes the place of what the config says, as do the next two."""
+    data: dict[str, Any] = dataclasses.field(default_factory=dict)
+    train: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillSettings:
+    """What `mixerloop bench prefill` is asked."""
+
+    sizes: tuple[str, ...]
+    batches: tuple[int, ...]
+    length: int = 1024
+    repeats: int = 20
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Everything one study file says."""
+
+    title: str
+    parts: tuple[PartSettings, ...]
+    prefill: PrefillSettings | None = None
+    about: str = ""
+    """A few words for the report."""
+
+
+@dataclass(frozen=True)
+class StudyFile:
+    """A study and the text it was read from, so that a refusal can name the line."""
+
+    path: Path
+    text: str
+    study: Study
+
+    def refused(self, place: str, reason: object) -> ValueError:
+        """An error that names the line of a place such as `parts[1].arms`."""
+        return _refused(self.path, self.text, place, reason)
+
+
+def read_study(path: Path) -> StudyFile:
+    """Read and check what needs no other file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        tables = tomllib.loads(text)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot read this study: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not a study in TOML: {one_line(error)}") from None
+    try:
+        file = StudyFile(path, text, from_dict(Study, _with_whole_arms(tables)))
+    except ValueError as error:
+        raise _refused(path, text, str(error), error) from None
+    _check(file)
+    return file
+
+
+def _with_whole_arms(tables: dict[str, Any]) -> dict[str, Any]:
+    """A schedule alone is an arm, too."""
+    parts = tables.get("parts")
+    if not isinstance(parts, list):
+        return tables
+    whole = []
+    for part in parts:
+        if isinstance(part, dict) and isinstance(part.get("arms"), list):
+            arms = [{"schedule": arm} if isinstance(arm, str) else arm for arm in part["arms"]]
+            part = part | {"arms": arms}
+        whole.append(part)
+    return tables | {"parts": whole}
+
+
+def _check(file: StudyFile) -> None:
+    if not file.study.parts:
+        raise file.refused("parts", "a study needs a part or more")
+    names = [part.name for part in file.study.parts]
+    for index, part in enumerate(file.study.parts):
+        here = f"parts[{index}]"
+        if not NAME.fullmatch(part.name) or names.count(part.name) > 1 or part.name == "data":
+            raise file.refused(f"{here}.name", f"'{part.name}' cannot name a folder of its own")
+        titles = [arm.title for arm in part.arms]
+        if not titles:
+            raise file.refused(f"{here}.arms", "a part needs a model or more")
+        for title in titles:
+            if titles.count(title) > 1:
+                raise file.refused(f"{here}.arms", f"two models are called '{title}'")
+        for arm in part.arms:
+            other = arm.layers_for_flops_of
+            if other is not None and (other not in titles or other == arm.title):
+                raise file.refused(f"{here}.arms", f"there is no other model '{other}'")
+        if not part.seeds or len(set(part.seeds)) < len(part.seeds):
+            raise file.refused(f"{here}.seeds", "give one seed or more, each once")
+        if min(part.cpus, part.gpus + 1) < 1:
+            raise file.refused(f"{here}.cpus", "a cell needs a processor")
+        if not part.prepare:
+            raise file.refused(f"{here}.prepare", "say what makes the data, such as hops")
+        if "transport" in part.measure and part.transport.windows < 2:
+            raise file.refused(f"{here}.transport", "an interval needs two windows or more")
+        for section, key in (("model", "schedule"), ("data", "path"), ("train", "seed")):
+            if key in getattr(part, section):
+                raise file.refused(f"{here}.{section}.{key}", f"{key} is for the study to set")
+
+
+def _refused(path: Path, text: str, place: str, reason: object) -> ValueError:
+    number = line_of(text, place)
+    where = f"{path}" if number is None else f"{path}, line {number}"
+    return ValueError(f"{where}: {reason}")
+
+
+def line_of(text: str, place: str) -> int | None:
+    """The line of a key such as `parts[1].train.steps`, or of the nearest table around it.
+
+    The place may be followed by anything, as in the messages of `strict`, where an unknown key
+    stands behind the table it is in.
+    """
+    wanted = re.match(r"[\w.\[\]]*", place)
+    keys = re.findall(r"\w+", wanted.group() if wanted else "")
+    if unknown := re.search(r"unknown key (\w+)", place):
+        keys = [key for key in keys if key != "config"] + [unknown.group(1)]
+    best: tuple[int, int] | None = None
+    table: list[str] = []
+    counts: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[(\[?)([\w.]+)\]", line):
+            table = header.group(2).split(".")
+            if header.group(1):
+                counts[table[0]] = counts.get(table[0], -1) + 1
+            found = list(table)
+        elif key := re.match(r"\s*(\w+)\s*=", line):
+            found = [*table, key.group(1)]
+        else:
+            continue
+        if found[0] in counts:
+            found.insert(1, str(counts[found[0]]))
+        depth = next(
+            (i for i, (a, b) in enumerate(zip(found, keys, strict=False)) if a != b),
+            min(len(found), len(keys)),
+        )
+        if depth and depth == len(found) and (best is None or depth > best[0]):
+            best = (depth, number)
+    return None if best is None else best[1]
