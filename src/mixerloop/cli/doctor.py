@@ -16,6 +16,7 @@ EXTRAS = {
     "fla": "the gated delta rule of flash-linear-attention, on a GPU or to compare with",
     "transformers": "the gated delta rule of transformers, to compare with",
     "wandb": "train.wandb",
+    "ray": "mixerloop study --engine ray",
 }
 
 

@@ -44,7 +44,7 @@ class Report:
             raise ValueError(f"{studies[0]}: a study; give it a report of its own")
         if not studies and self.out is None:
             raise ValueError("say where the page goes, such as --out report.html")
-        page = self.paths[0] / REPORT if self.out is None else self.out
+        page = next(iter(self.paths)) / REPORT if self.out is None else self.out
         if page.suffix != ".html":
             raise ValueError(f"{page}: a page ends in .html")
         found = write(studies[0], page) if studies else _of_runs(self.paths, page)

@@ -52,6 +52,8 @@ class Study:
     """Your text, for a study that asks for it."""
     held_out: tuple[Path, ...] = ()
     """Files of it that are held out whole."""
+    tokenizer: Path | None = None
+    """A SentencePiece model, for a study that asks for it."""
     json: bool = False
     """Print JSON for programs."""
 
@@ -59,15 +61,16 @@ class Study:
         """Plan, run, compare and report."""
         if not self.what:
             raise ValueError("name a study file, such as studies/quick.toml")
-        if next(iter(self.what)) == STATUS:
-            _status([Path(one) for one in self.what[1:]], as_json=self.json)
+        name, *others = self.what
+        if name == STATUS:
+            _status([Path(one) for one in others], as_json=self.json)
             return
-        if len(self.what) > 1:
-            raise ValueError(f"{self.what[1]}: one study at a time")
+        if others:
+            raise ValueError(f"{others[0]}: one study at a time")
         from mixerloop.studies.plan import make_plan
         from mixerloop.studies.study import read_study
 
-        file = read_study(Path(self.what[0]))
+        file = read_study(Path(name))
         plan = make_plan(file, RUNS / file.path.stem if self.out is None else self.out)
         chosen = _chosen(plan, self.cells)
         machine.keep_freed_memory()
@@ -86,12 +89,14 @@ class Study:
     def _start(self, plan: "Plan") -> None:
         """Everything that may be refused, before anything is trained."""
         from mixerloop.studies.cells import check_cells, prepare_data
-        from mixerloop.studies.study import CORPUS, HELD_OUT
+        from mixerloop.studies.study import CORPUS, HELD_OUT, TOKENIZER
 
         plan.folder.mkdir(parents=True, exist_ok=True)
         runs.check_can_hold(plan.folder)
+        tokenizer = () if self.tokenizer is None else (self.tokenizer,)
+        given = {CORPUS: self.corpus, HELD_OUT: self.held_out, TOKENIZER: tokenizer}
         for part in plan.file.study.parts:
-            prepare_data(plan, part, _command, {CORPUS: self.corpus, HELD_OUT: self.held_out})
+            prepare_data(plan, part, _command, given)
         check_cells(plan, plan.cells)
         plan.write()
 
@@ -101,13 +106,7 @@ class Study:
 
         states = [state_of(plan.folder, cell.name, cell.measure) for cell in chosen]
         left = [cell for cell, one in zip(chosen, states, strict=True) if one.state != "done"]
-        seconds = dict(
-            zip(
-                (cell.number for cell in left),
-                expected_of_all([cell.config for cell in left]),
-                strict=True,
-            )
-        )
+        seconds = expected_of_all(left) if self.cells is None else {}
         if self.json:
             rows = [
                 {
@@ -136,7 +135,8 @@ class Study:
                 "" if expected is None else duration(expected),
             )
         print_table(table)
-        print(f"expected: {duration(sum(seconds.values()))} of training, and then measuring")
+        if seconds:
+            print(f"expected: {duration(sum(seconds.values()))} of training, and then measuring")
 
     def _run_cells(self, plan: "Plan", chosen: "Sequence[Cell]") -> list[str]:
         from mixerloop.studies.cells import is_done, run_cell, run_prefill

@@ -14,7 +14,14 @@ from mixerloop import config as configs
 from mixerloop import runs, study_folder
 from mixerloop.strict import one_line
 from mixerloop.studies.plan import Cell, Plan
-from mixerloop.studies.study import CORPUS, HELD_OUT, Measure, PartSettings, PrefillSettings
+from mixerloop.studies.study import (
+    CORPUS,
+    HELD_OUT,
+    TOKENIZER,
+    Measure,
+    PartSettings,
+    PrefillSettings,
+)
 from mixerloop.study_folder import COMPARISON, ERROR, LOG, PREFILL, STATE, record_of
 from mixerloop.training.status import status
 from mixerloop.training.trainer import open_data
@@ -31,6 +38,7 @@ RESULT_OF: dict[Measure, str] = {
     "core": study_folder.CORE,
     "transport": study_folder.TRANSPORT,
 }
+YOURS = {CORPUS: "--corpus", TOKENIZER: "--tokenizer"}
 WAIT_SECONDS = 2.0
 
 
@@ -81,10 +89,10 @@ def prepare_data(
         return
     arguments: list[str] = []
     for word in part.prepare:
-        if word == CORPUS and not given[CORPUS]:
+        if word in YOURS and not given[word]:
             index = plan.file.study.parts.index(part)
             raise plan.file.refused(
-                f"parts[{index}].prepare", "this data is yours: name files with --corpus"
+                f"parts[{index}].prepare", f"this data needs files of yours: {YOURS[word]} FILE"
             )
         if word == HELD_OUT and given[HELD_OUT]:
             arguments.append("--held-out-files")

@@ -1,13 +1,14 @@
 """How long a cell will train here: a few real steps of its model, scaled up."""
 
-import dataclasses
 import time
+from collections.abc import Sequence
 
 from mixerloop.benchmarking.training import training_step
 from mixerloop.config import RunConfig
 from mixerloop.data.hops import Hops, HopsSettings
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import fresh_model
+from mixerloop.studies.plan import Cell
 from mixerloop.training.budget import budget_of
 
 PROBE_TOKENS = 4096
@@ -38,14 +39,10 @@ def expected_seconds(config: RunConfig) -> float:
     return seconds * budget.steps * train.global_batch / windows
 
 
-def expected_of_all(configs: list[RunConfig]) -> list[float]:
-    """Seeds do not change the time, so each model is tried once."""
-    known: dict[RunConfig, float] = {}
-    found = []
-    for config in configs:
-        _, train = config.for_training()
-        key = dataclasses.replace(config, train=dataclasses.replace(train, seed=0))
-        if key not in known:
-            known[key] = expected_seconds(key)
-        found.append(known[key])
-    return found
+def expected_of_all(cells: Sequence[Cell]) -> dict[int, float]:
+    """By the cells' numbers; seeds do not change the time, so each model is tried once."""
+    known: dict[tuple[str, str], float] = {}
+    for cell in cells:
+        if (cell.part, cell.arm) not in known:
+            known[cell.part, cell.arm] = expected_seconds(cell.config)
+    return {cell.number: known[cell.part, cell.arm] for cell in cells}

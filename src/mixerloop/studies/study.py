@@ -14,8 +14,8 @@ Match = Literal["parameters+tokens", "flops", "seconds"]
 Measure = Literal["nll", "hops", "core", "transport"]
 """What is taken of every trained model."""
 
-CORPUS, HELD_OUT = "{corpus}", "{held_out}"
-"""In `prepare`: the files a user names with --corpus and --held-out."""
+CORPUS, HELD_OUT, TOKENIZER = "{corpus}", "{held_out}", "{tokenizer}"
+"""In `prepare`: the files a user names with --corpus, --held-out and --tokenizer."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 

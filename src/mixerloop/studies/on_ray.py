@@ -1,0 +1,62 @@
+"""Cells on a Ray cluster: placement, retries and lost nodes are Ray's work.
+
+A cell is what `mixerloop study FILE --cells N` does, in a process of its own on whatever node Ray
+picks. The study's folder must be one that all nodes share. A worker that dies takes its cell's lock
+with it, and Ray starts the cell again elsewhere, where it goes on from its last checkpoint.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from mixerloop.studies.plan import Cell, Plan
+
+RETRIES = 3
+
+
+def run_on_ray(plan: Plan, cells: Sequence[Cell]) -> None:
+    """Run cells and wait for all; which of them failed is in their records."""
+    try:
+        import ray
+    except ImportError:
+        raise ValueError("--engine ray needs Ray: pip install 'mixerloop[ray]'") from None
+
+    ray.init(ignore_reinit_error=True, log_to_driver=False)
+    run = ray.remote(max_retries=RETRIES)(_run_cell)
+    study, folder = str(plan.file.path.resolve()), str(plan.folder.resolve())
+    waiting = [
+        run.options(num_cpus=cell.cpus, num_gpus=cell.gpus).remote(
+            study, folder, cell.number, cell.cpus
+        )
+        for cell in cells
+    ]
+    try:
+        ray.get(waiting)
+    finally:
+        ray.shutdown()
+
+
+def _run_cell(study: str, folder: str, number: int, cpus: int) -> int:
+    """On a worker: a process that dies when the worker does."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(cpus)}
+    command = [sys.executable, "-m", "mixerloop", "study", study]
+    done = subprocess.run(
+        [*command, "--out", folder, "--cells", str(number)],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=_die_with_parent,
+    )
+    return done.returncode
+
+
+def _die_with_parent() -> None:
+    """Linux kills the process when its parent is gone; elsewhere its lock keeps others away."""
+    import ctypes
+    import signal
+
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
