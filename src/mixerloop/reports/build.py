@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mixerloop import paper
-from mixerloop.notation import parse, shortened
+from mixerloop.notation import parse
 from mixerloop.reports import charts
 from mixerloop.reports.blocks import Block, Drawing, Findings, Paragraph, Report, Section, Table
 from mixerloop.reports.schedule_diagram import draw
@@ -104,7 +104,7 @@ def _results(part: PartResults) -> Iterator[Block]:
 
 def _results_table(part: PartResults) -> Table:
     """The paper's layout: a row for each model, a column for each measure."""
-    columns = ["model", "schedule", "seeds", "parameters", "MFLOP/token"]
+    columns = ["model", "seeds", "parameters", "MFLOP/token"]
     measured = {name for arm in part.arms for run in arm.runs for name in run.results}
     hops = [
         one["hops"]
@@ -113,7 +113,7 @@ def _results_table(part: PartResults) -> Table:
     ]
     columns += ["held-out NLL"] if "nll" in measured else []
     columns += ["bits/byte"] if _has_bytes(part) else []
-    columns += [f"{number} hops" for number in hops]
+    columns += [f"{number} hop{'s' * (number > 1)}" for number in hops]
     columns += ["CORE", "Manip."] if "core" in measured else []
     columns += ["later gain, nats"] if "transport" in measured else []
     columns += ["training, s"]
@@ -128,7 +128,6 @@ def _results_row(
 ) -> list[str]:
     row = [
         arm.name,
-        shortened(arm.facts["schedule"], most=40),
         str(len(arm.runs)),
         f"{arm.facts['parameters']:,}",
         f"{arm.facts['flops_per_token'] / 1e6:,.1f}",

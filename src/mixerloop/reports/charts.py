@@ -1,12 +1,16 @@
 """The charts of a report, other than those of transport."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mixerloop.reports.figure import Figure, Row, data, dressed
-from mixerloop.reports.study_results import ArmResults, PartResults
+from mixerloop.reports.figure import Figure, Row, data, dressed, model_color
+from mixerloop.reports.study_results import PartResults
+
+if TYPE_CHECKING:
+    import altair as alt
 
 WIDTH, HEIGHT = 380, 240
+GUESS = "a guess"
 
 
 def curves(part: PartResults) -> Figure | None:
@@ -30,9 +34,14 @@ def curves(part: PartResults) -> Figure | None:
         alt.Chart(data(rows))
         .mark_line(point=alt.OverlayMarkDef(size=14), strokeWidth=1.6)
         .encode(
-            x=alt.X("tokens:Q", title="tokens trained on", axis=alt.Axis(format="~s")),
-            y=alt.Y("held_out_nll:Q", title="held-out NLL", scale=alt.Scale(zero=False)),
-            color=_color(part.arms),
+            x=alt.X("tokens:Q", title="tokens trained on", axis=alt.Axis(format="~s", tickCount=8)),
+            y=alt.Y(
+                "held_out_nll:Q",
+                title="held-out NLL",
+                scale=alt.Scale(zero=False),
+                axis=alt.Axis(tickCount=6),
+            ),
+            color=_color(part),
             detail="seed:N",
             tooltip=["model:N", "seed:N", "tokens:Q", "held_out_nll:Q"],
         )
@@ -69,10 +78,15 @@ def against_cost(part: PartResults) -> Figure | None:
         form = alt.Axis(format="~e" if field == "training_flops" else "~s", tickCount=5)
         base = alt.Chart(data(rows)).encode(
             x=alt.X(f"{field}:Q", title=title, scale=alt.Scale(zero=False), axis=form),
-            color=_color(part.arms),
+            color=_color(part),
         )
         points = base.mark_point(filled=True, size=60).encode(
-            y=alt.Y("nll:Q", title="held-out NLL", scale=alt.Scale(zero=False)),
+            y=alt.Y(
+                "nll:Q",
+                title="held-out NLL",
+                scale=alt.Scale(zero=False),
+                axis=alt.Axis(tickCount=6),
+            ),
             tooltip=["model:N", "seed:N", f"{field}:Q", "nll:Q", "low:Q", "high:Q"],
         )
         panels.append(points.properties(width=WIDTH - 50, height=HEIGHT))
@@ -104,12 +118,12 @@ def hops(part: PartResults) -> Figure | None:
     if not rows:
         return None
     rows += [
-        {"model": "a guess", "hops": number, "accuracy": value, "low": value, "high": value}
+        {"model": GUESS, "hops": number, "accuracy": value, "low": value, "high": value}
         for number, value in guess.items()
     ]
     base = alt.Chart(data(rows)).encode(
         x=alt.X("hops:O", title="hops a question takes", axis=alt.Axis(labelAngle=0)),
-        color=alt.Color("model:N", sort=[*(arm.name for arm in part.arms), "a guess"]),
+        color=_color(part, GUESS),
     )
     line = base.mark_line(point=alt.OverlayMarkDef(size=45)).encode(
         y=alt.Y("accuracy:Q", title="answered right", scale=alt.Scale(domain=[0, 1])),
@@ -151,7 +165,5 @@ def prefill(cases: Sequence[dict[str, Any]]) -> Figure:
     return Figure("prefill", title, rows, dressed(chart))
 
 
-def _color(arms: Sequence[ArmResults]) -> Any:
-    import altair as alt
-
-    return alt.Color("model:N", sort=[arm.name for arm in arms])
+def _color(part: PartResults, *others: str) -> "alt.Color":
+    return model_color([*(arm.name for arm in part.arms), *others])

@@ -5,7 +5,9 @@ Altair makes a Vega-Lite description, and vl-convert draws it without a browser.
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +18,18 @@ if TYPE_CHECKING:
 
 Row = dict[str, str | int | float | None]
 PNG_SCALE = 2
-SERIES_COLORS = ("#2f6fdb", "#e08a1e", "#3a9b6f", "#8d5bc4", "#c8453b", "#59636e")
-"""The first is the mixer's blue and the second the ffn's orange in pictures of schedules."""
+NAMED_COLORS = {
+    "model": "#2f6fdb",
+    "trained": "#2f6fdb",
+    "control": "#9198a1",
+    "no_loop": "#59636e",
+    "mixer_loop": "#2f6fdb",
+    "ffn_loop": "#e08a1e",
+    "block_loop": "#3a9b6f",
+    "full_loop": "#8d5bc4",
+}
+"""A loop has one colour in all figures; the mixer's and the ffn's are those of the schedules."""
+OTHER_COLORS = ("#c8453b", "#12a5b8", "#b0872c", "#d16ba5", "#7a8f2a", "#9198a1")
 
 
 @dataclass(frozen=True)
@@ -29,6 +41,8 @@ class Figure:
     title: str
     rows: list[Row]
     chart: "alt.TopLevelMixin"
+    is_small: bool = False
+    """Whether two have room side by side."""
 
     def renamed(self, name: str) -> "Figure":
         """The same under another name."""
@@ -77,6 +91,15 @@ def data(rows: list[Row]) -> "alt.Data":
     return alt.Data(values=rows)
 
 
+def model_color(names: Sequence[str]) -> "alt.Color":
+    """A colour for each model, the loops' own where they are named."""
+    import altair as alt
+
+    others = cycle(OTHER_COLORS)
+    colors = [NAMED_COLORS.get(name.partition("(")[0]) or next(others) for name in names]
+    return alt.Color("model:N", scale=alt.Scale(domain=list(names), range=colors))
+
+
 def dressed(chart: "alt.TopLevelMixin") -> "alt.TopLevelMixin":
     """Every figure in one dress."""
     return (
@@ -84,6 +107,5 @@ def dressed(chart: "alt.TopLevelMixin") -> "alt.TopLevelMixin":
         .configure_view(stroke=None)
         .configure_axis(grid=True, gridColor="#e6eaef", domain=False, tickColor="#d1d9e0")
         .configure_title(anchor="start", fontSize=13)
-        .configure_legend(orient="top", title=None)
-        .configure_range(category=list(SERIES_COLORS))
+        .configure_legend(orient="top", title=None, symbolOpacity=1)
     )

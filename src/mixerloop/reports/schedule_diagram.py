@@ -17,16 +17,18 @@ TITLE_HEIGHT = 20
 STRIP_GAP = 22
 
 STYLE = """
-text { font: 13px system-ui, sans-serif; fill: #1f2328 }
-.name { font-weight: 600 } .end { text-anchor: end }
-.quiet { fill: #59636e; font-size: 12px; font-weight: 400 }
-.row { stroke: #d1d9e0; stroke-width: 1 }
-.mixer { fill: #2f6fdb } .ffn { fill: #e08a1e }
+.schedules text { font: 13px system-ui, sans-serif; fill: #1f2328 }
+.schedules .name { font-weight: 600 } .schedules .end { text-anchor: end }
+.schedules .quiet { fill: #59636e; font-size: 12px; font-weight: 400 }
+.schedules .row { stroke: #d1d9e0; stroke-width: 1 }
+.schedules .mixer { fill: #2f6fdb } .schedules .ffn { fill: #e08a1e }
 @media (prefers-color-scheme: dark) {
-  text { fill: #f0f6fc } .quiet { fill: #9198a1 } .row { stroke: #3d444d }
-  .mixer { fill: #6aa1ff } .ffn { fill: #f0a84a }
+  .schedules text { fill: #f0f6fc } .schedules .quiet { fill: #9198a1 }
+  .schedules .row { stroke: #3d444d }
+  .schedules .mixer { fill: #6aa1ff } .schedules .ffn { fill: #f0a84a }
 }
 """
+"""Only for the picture's own elements: inside a page, a picture's style is the page's."""
 
 
 def draw(schedules: Mapping[str, Schedule], cost: Mapping[Sublayer, float]) -> str:
@@ -42,10 +44,9 @@ def draw(schedules: Mapping[str, Schedule], cost: Mapping[Sublayer, float]) -> s
     alternative = escape(", ".join(f"{name} {notation(s)}" for name, s in schedules.items()))
     height = top - STRIP_GAP + 2
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
-        f'height="{height}" role="img"><title>{alternative}</title><style>{STYLE}</style>\n'
-        + "\n".join(parts)
-        + "\n</svg>\n"
+        '<svg xmlns="http://www.w3.org/2000/svg" class="schedules" role="img" '
+        f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">'
+        f"<title>{alternative}</title><style>{STYLE}</style>\n" + "\n".join(parts) + "\n</svg>\n"
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from mixerloop.reports.figure import Figure, Row, data, dressed
+from mixerloop.reports.figure import Figure, Row, data, dressed, model_color
 
 if TYPE_CHECKING:
     import altair as alt
@@ -91,7 +91,7 @@ def _panels(rows: list[Row], names: list[str], only: str | None = None) -> "alt.
 
         base = alt.Chart(data(shown)).encode(
             x=alt.X("pass:O", title="pass", axis=alt.Axis(labelAngle=0)),
-            color=alt.Color("model:N", sort=names),
+            color=model_color(names),
         )
         if only is not None:
             base = base.transform_filter(only)
@@ -192,4 +192,4 @@ def _map(
         width=max(4, columns) * CELL * 1.3, height=max(4, len(result["layers"])) * CELL * 0.65
     )
     suffix = "-" + "".join(c if c.isalnum() else "_" for c in model) if model else ""
-    return Figure(f"{file}{suffix}", title, rows, dressed(sized))
+    return Figure(f"{file}{suffix}", title, rows, dressed(sized), is_small=True)

@@ -1,0 +1,148 @@
+"""Study files: what they say, and what is refused, with the line that says it."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from mixerloop.config import preset
+from mixerloop.studies.plan import FLOPS_AGREE, make_plan
+from mixerloop.studies.study import line_of, read_study
+
+STUDIES = Path(__file__).parents[2] / "studies"
+CONFIG = """
+[model]
+num_layers = 2
+d_model = 16
+num_heads = 2
+d_head = 8
+d_ffn = 24
+vocab_size = 12
+[data]
+path = "nowhere"
+[train]
+steps = 4
+global_batch = 2
+warmup_steps = 1
+"""
+STUDY = """title = "Small"
+
+[[parts]]
+name = "hops"
+config = "small.toml"
+prepare = ["hops"]
+arms = ["no_loop", "mixer_loop(2)"]
+seeds = [1, 2]
+measure = ["nll", "transport"]
+
+[parts.train]
+steps = 6
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    (tmp_path / "small.toml").write_text(CONFIG)
+
+    def study(old="", new=""):
+        assert STUDY.count(old) == 1 or not old
+        (tmp_path / "study.toml").write_text(STUDY.replace(old, new) if old else STUDY)
+        return tmp_path / "study.toml"
+
+    return study
+
+
+def plan_of(path):
+    return make_plan(read_study(path), path.parent / "out")
+
+
+@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_studies_in_the_repository_can_be_planned(path):
+    plan = plan_of(path)
+    for part in plan.file.study.parts:
+        cells = plan.of(part.name)
+        assert len(cells) == len(part.arms) * len(part.seeds)
+        assert {cell.seed for cell in cells} == set(part.seeds)
+    assert [cell.number for cell in plan.cells] == list(range(1, len(plan.cells) + 1))
+
+
+def test_cells_differ_in_schedule_and_seed_and_in_nothing_else(write):
+    plan = plan_of(write())
+    assert [cell.name for cell in plan.cells] == [
+        *("hops/no_loop-seed1", "hops/mixer_loop(2)-seed1"),
+        *("hops/no_loop-seed2", "hops/mixer_loop(2)-seed2"),
+    ]
+    first = plan.cells[0].config
+    for cell in plan.cells:
+        data, train = cell.config.for_training()
+        assert train.steps == 6
+        assert train.seed == cell.seed
+        assert data.path == str(plan.folder / "data" / "hops")
+        assert dataclasses.replace(cell.config.model, schedule="no_loop") == first.model
+
+
+def test_a_stack_without_loops_is_deepened_to_the_compute_of_a_loop():
+    plan = plan_of(STUDIES / "text-small.toml")
+    cells = {cell.arm: cell for cell in plan.cells}
+    deep, mixer = cells["deeper_no_loop"], cells["mixer_loop"]
+    assert deep.flops_per_token == pytest.approx(mixer.flops_per_token, rel=FLOPS_AGREE)
+    assert deep.config.model.num_layers > mixer.config.model.num_layers == preset("nano").num_layers
+    assert deep.parameters > mixer.parameters == cells["no_loop"].parameters
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "named"),
+    [
+        ('title = "Small"', 'titel = "Small"', 1, "unknown key titel; did you mean title?"),
+        ("seeds = [1, 2]", "seed = [1, 2]", 8, "unknown key seed; did you mean seeds?"),
+        ("seeds = [1, 2]", "seeds = [1, 1]", 8, "give one seed or more, each once"),
+        ("seeds = [1, 2]", 'seeds = "1"', 8, "must be a list"),
+        ('"nll", "transport"', '"nll", "transprot"', 9, "transprot"),
+        ("mixer_loop(2)", "mixr_loop(2)", 7, "did you mean mixer_loop?"),
+        ("mixer_loop(2)", "3x(A F)", 7, "has 3 layers; the model has 2"),
+        ('"mixer_loop(2)"', '"no_loop"', 7, "two models are called 'no_loop'"),
+        ('"small.toml"', '"smal.toml"', 5, "smal.toml: there is no such config"),
+        ("steps = 6", "stps = 6", 12, "unknown key stps; did you mean steps?"),
+        ("steps = 6", "seed = 6", 12, "seed is for the study to set"),
+        ("steps = 6", "warmup_steps = 9", 12, "more than the 4 steps"),
+        ('["hops"]', "[]", 6, "say what makes the data"),
+        ('name = "hops"', 'name = "a/b"', 4, "cannot name a folder"),
+        ("seeds =", 'match = "flops"\nseeds =', 8, "needs a budget in flops, and train has steps"),
+        ("seeds =", 'match = "seconds"\nseeds =', 8, "needs a budget in seconds"),
+        ("seeds =", 'match = "tokens"\nseeds =', 8, "tokens"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_by_line(write, old, new, line, named):
+    path = write(old, new)
+    with pytest.raises(ValueError, match=r"study\.toml, line") as caught:
+        plan_of(path)
+    message = str(caught.value)
+    assert f"study.toml, line {line}: " in message
+    assert named in message
+
+
+def test_no_number_of_layers_may_be_near_enough(write):
+    arm = '{ name = "deep", schedule = "no_loop", layers_for_flops_of = "no_loop" }'
+    path = write('"mixer_loop(2)"', arm)
+    assert plan_of(path).cells[1].config.model.num_layers == 2
+    far = arm.replace('"no_loop", layers', '"mixer_loop(50)", layers')
+    with pytest.raises(ValueError, match=r"line 7: 'deep' with 1 layers comes to \+"):
+        plan_of(write('"mixer_loop(2)"', far))
+    unknown = arm.replace('flops_of = "no_loop"', 'flops_of = "nolop"')
+    with pytest.raises(ValueError, match="there is no other model 'nolop'"):
+        plan_of(write('"mixer_loop(2)"', unknown))
+
+
+def test_parameters_that_differ_are_no_match(write):
+    path = write("[parts.train]", '[parts.model]\npass_residual = "stack"\n\n[parts.train]')
+    with pytest.raises(ValueError, match=r"line 3: the parameters are not equal: no_loop 5,688, m"):
+        plan_of(path)
+
+
+def test_lines_are_found_in_tables_of_tables():
+    text = "a = 1\n[[parts]]\nb = 1\n[parts.train]\nc = 1\n[[parts]]\nb = 2\n"
+    assert line_of(text, "parts[0].b") == 3
+    assert line_of(text, "parts[1].b") == 7
+    assert line_of(text, "parts[0].train.c must be") == 5
+    assert line_of(text, "parts[1].nothing") == 6
+    assert line_of(text, "else") is None
