@@ -141,17 +141,15 @@ class Study:
     def _run_cells(self, plan: "Plan", chosen: "Sequence[Cell]") -> list[str]:
         from mixerloop.studies.cells import is_done, run_cell, run_prefill
 
+        waiting = [cell for cell in chosen if not is_done(plan, cell)]
+        failed = []
         if self.engine == "ray":
             from mixerloop.studies.on_ray import run_on_ray
 
-            run_on_ray(plan, chosen)
-        failed = []
-        for cell in chosen:
-            if is_done(plan, cell):
-                continue
-            if self.engine == "ray":
-                failed.append(cell.name)
-                continue
+            run_on_ray(plan, waiting, _say)
+            failed = [cell.name for cell in waiting if not is_done(plan, cell)]
+            waiting = []
+        for cell in waiting:
             heading = f"[{cell.number}/{len(plan.cells)}] {cell.name}"
             try:
                 if not run_cell(plan, cell, _command, lambda text, at=heading: _say(at, text)):

@@ -8,14 +8,15 @@ with it, and Ray starts the cell again elsewhere, where it goes on from its last
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from mixerloop.strict import one_line
 from mixerloop.studies.plan import Cell, Plan
 
 RETRIES = 3
 
 
-def run_on_ray(plan: Plan, cells: Sequence[Cell]) -> None:
+def run_on_ray(plan: Plan, cells: Sequence[Cell], say: Callable[[str, str], None]) -> None:
     """Run cells and wait for all; which of them failed is in their records."""
     try:
         import ray
@@ -25,14 +26,20 @@ def run_on_ray(plan: Plan, cells: Sequence[Cell]) -> None:
     ray.init(ignore_reinit_error=True, log_to_driver=False)
     run = ray.remote(max_retries=RETRIES)(_run_cell)
     study, folder = str(plan.file.path.resolve()), str(plan.folder.resolve())
-    waiting = [
+    waiting = {
         run.options(num_cpus=cell.cpus, num_gpus=cell.gpus).remote(
             study, folder, cell.number, cell.cpus
-        )
+        ): cell
         for cell in cells
-    ]
+    }
     try:
-        ray.get(waiting)
+        while waiting:
+            (one,), _ = ray.wait(list(waiting), num_returns=1)
+            cell = waiting.pop(one)
+            try:
+                say(cell.name, "done" if ray.get(one) == 0 else "failed")
+            except ray.exceptions.RayError as error:
+                say(cell.name, f"lost: {one_line(error)}")
     finally:
         ray.shutdown()
 

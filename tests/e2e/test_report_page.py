@@ -1,0 +1,151 @@
+"""The report in a real browser: it draws, it answers, and it asks the network for nothing."""
+
+import shutil
+
+import pytest
+
+from command_line import mixerloop
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+
+CONFIG = """
+[model]
+num_layers = 2
+d_model = 16
+num_heads = 2
+d_head = 8
+d_ffn = 24
+vocab_size = 12
+[data]
+path = "nowhere"
+[train]
+steps = 4
+global_batch = 4
+warmup_steps = 1
+compute_dtype = "float32"
+evaluate_every = 2
+"""
+STUDY = """
+title = "In a browser </script>"
+[[parts]]
+name = "hops"
+config = "small.toml"
+prepare = ["hops"]
+arms = ["no_loop", "mixer_loop(2)", "full_loop(2)"]
+seeds = [1]
+measure = ["nll", "hops", "transport"]
+[parts.transport]
+windows = 2
+positions = 4
+[prefill]
+sizes = ["nano"]
+batches = [1]
+length = 32
+repeats = 2
+"""
+ALL_DRAWN = "[...document.querySelectorAll('figure.chart')].every(f => f.dataset.drawn === 'yes')"
+PHONE = 390
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory):
+    place = tmp_path_factory.mktemp("page")
+    (place / "small.toml").write_text(CONFIG)
+    (place / "study.toml").write_text(STUDY)
+    mixerloop("study", "study.toml", "--out", "study", cwd=place)
+    return place / "study" / "report.html"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def opened(browser, page_file, *, width=1200, scheme="light"):
+    """A page, and all that it complained of or asked for."""
+    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    heard = []
+    page.on("console", lambda message: heard.append(message.text))
+    page.on("pageerror", lambda error: heard.append(str(error)))
+    page.on(
+        "request",
+        lambda request: (
+            None
+            if request.url.startswith(("file:", "data:", "blob:"))
+            else heard.append(request.url)
+        ),
+    )
+    page.goto(page_file.as_uri())
+    page.wait_for_function(ALL_DRAWN)
+    return page, heard
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_figure_is_drawn_without_a_word_or_a_request(browser, page_file, scheme):
+    page, heard = opened(browser, page_file, scheme=scheme)
+    figures = page.locator("figure.chart")
+    assert figures.count() >= 9
+    for number in range(figures.count()):
+        marks = figures.nth(number).locator("svg .mark-symbol path, svg .mark-rect path")
+        assert marks.count() > 0
+    assert page.locator("figure svg.schedules rect.mixer").count() > 0
+    assert page.title() == "In a browser </script>"
+    assert heard == []
+
+
+def test_the_layer_picker_changes_what_is_shown(browser, page_file):
+    page, heard = opened(browser, page_file)
+    figure = page.locator("figure#hops-transport-layers")
+    picker = figure.locator("select")
+    assert picker.locator("option").all_text_contents() == ["0", "1"]
+
+    def marks():
+        return [
+            path.get_attribute("d") or path.get_attribute("transform")
+            for path in figure.locator("svg .mark-line path, svg .mark-rule line").all()
+        ]
+
+    before = marks()
+    picker.select_option("1")
+    page.wait_for_timeout(200)
+    assert marks() != before
+    picker.select_option("0")
+    page.wait_for_timeout(200)
+    assert marks() == before
+    assert heard == []
+
+
+def test_a_table_is_sorted_by_the_column_that_is_clicked(browser, page_file):
+    page, _ = opened(browser, page_file)
+    table = page.locator("#hops--results table").first
+    header = table.locator("thead th", has_text="MFLOP/token")
+
+    def column():
+        return [float(text) for text in table.locator("tbody tr td:nth-child(4)").all_inner_texts()]
+
+    header.click()
+    assert column() == sorted(column())
+    header.click()
+    assert column() == sorted(column(), reverse=True)
+    assert header.get_attribute("aria-sort") == "descending"
+
+
+def test_a_phone_need_not_scroll_sideways(browser, page_file):
+    page, _ = opened(browser, page_file, width=PHONE)
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE
+
+
+def test_numbers_of_a_figure_can_be_taken_along(browser, page_file):
+    page, _ = opened(browser, page_file)
+    link = page.locator("figure#hops-accuracy a.files")
+    with page.expect_download() as download:
+        link.click()
+    assert download.value.suggested_filename == "hops-accuracy.csv"
+    saved = download.value.path().read_text()
+    assert saved == (page_file.parent / "figures" / "hops-accuracy.csv").read_text()

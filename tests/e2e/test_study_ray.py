@@ -1,0 +1,103 @@
+"""Cells on a real local Ray: two workers, one of them killed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from command_line import mixerloop
+
+pytest.importorskip("ray", reason="Ray is an extra: make peers installs it")
+
+CONFIG = """
+[model]
+num_layers = 1
+d_model = 16
+num_heads = 2
+d_head = 8
+d_ffn = 24
+vocab_size = 12
+[data]
+path = "nowhere"
+[train]
+steps = 1500
+global_batch = 4
+warmup_steps = 1
+compute_dtype = "float32"
+checkpoint_every = 50
+"""
+STUDY = """
+title = "On Ray"
+[[parts]]
+name = "hops"
+config = "small.toml"
+prepare = ["hops"]
+arms = ["no_loop", "mixer_loop(2)"]
+seeds = [1]
+measure = ["nll"]
+cpus = 1
+"""
+COMMAND = (sys.executable, "-m", "mixerloop", "study", "study.toml")
+PATIENCE = 120
+
+
+def ray_workers_with_a_cell() -> list[int]:
+    """Processes of Ray that run a cell now."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                title = (folder / "cmdline").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            if title.startswith("ray::_run_cell"):
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for Ray's workers in /proc")
+def test_a_killed_workers_cell_is_run_elsewhere_to_the_same_numbers(tmp_path):
+    (tmp_path / "small.toml").write_text(CONFIG)
+    (tmp_path / "study.toml").write_text(STUDY)
+    mixerloop("study", "study.toml", "--out", "here", cwd=tmp_path)
+    process = subprocess.Popen(
+        [*COMMAND, "--out", "there", "--engine", "ray"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        trained = tmp_path / "there" / "hops"
+        began = time.monotonic()
+        while not (len(ray_workers_with_a_cell()) == 2 and list(trained.glob("*/metrics.jsonl"))):
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() - began < PATIENCE, "no worker began"
+            time.sleep(0.1)
+        os.kill(ray_workers_with_a_cell()[0], signal.SIGKILL)
+        said, _ = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, said
+    assert said.count(": done") == 2
+    for name in ("no_loop-seed1", "mixer_loop(2)-seed1"):
+        here, there = (tmp_path / place / "hops" / name for place in ("here", "there"))
+        assert (here / "metrics.jsonl").read_text() == (there / "metrics.jsonl").read_text()
+        first, second = (
+            json.loads((run / "results" / "nll.json").read_text()) for run in (here, there)
+        )
+        assert first["nll"] == second["nll"]
+    sessions = [
+        len(json.loads((run / "provenance.json").read_text())["sessions"])
+        for run in sorted(trained.glob("*-seed1"))
+    ]
+    assert sorted(sessions) == [1, 2]
+    shutil.rmtree(tmp_path / "there")
