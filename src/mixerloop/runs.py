@@ -68,12 +68,18 @@ def write_file(path: Path, content: bytes | str) -> None:
         beside.unlink(missing_ok=True)
 
 
-@contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill; it takes its name when the block ends well and disappears otherwise."""
+def check_is_new(path: Path) -> ValueError:
+    """Refuse a name that is taken; returns the refusal, for one that is taken meanwhile."""
     taken = ValueError(f"{path} already exists; choose another name or remove it")
     if path.exists() or path.is_symlink():
         raise taken
+    return taken
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill; it takes its name when the block ends well and disappears otherwise."""
+    taken = check_is_new(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = _beside(path)

@@ -422,7 +422,7 @@ def test_hops_are_kept_too(tmp_path):
     kept = json.loads((tmp_path / "run/results/hops.json").read_text())
     assert [one["hops"] for one in kept["accuracy_by_hop"]] == [1, 2, 3, 4]
     other = mixerloop("evaluate", "hops", "run", "--schedule", "no_loop", cwd=tmp_path).stdout
-    assert other.strip().splitlines()[-1].startswith("not kept, for this is not the run's own")
+    assert other.strip().splitlines()[-1].startswith("not kept: not a run, or not under its own")
     assert json.loads((tmp_path / "run/results/hops.json").read_text()) == kept
     nll = json.loads(mixerloop("evaluate", "nll", "run", "--json", cwd=tmp_path).stdout)
     assert nll["bits_per_byte"] is None

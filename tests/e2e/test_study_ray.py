@@ -77,7 +77,7 @@ def test_a_killed_workers_cell_is_run_elsewhere_to_the_same_numbers(tmp_path):
     try:
         trained = tmp_path / "there" / "hops"
         began = time.monotonic()
-        while not (len(ray_workers_with_a_cell()) == 2 and list(trained.glob("*/metrics.jsonl"))):
+        while len(ray_workers_with_a_cell()) < 2 or len(list(trained.glob("*/metrics.jsonl"))) < 2:
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() - began < PATIENCE, "no worker began"
             time.sleep(0.1)

@@ -66,7 +66,7 @@ class Generate:
         import torch
 
         from mixerloop.data.tokenizer import Tokenizer
-        from mixerloop.model.checkpoint import load_model
+        from mixerloop.interop.loading import load_any
         from mixerloop.model.generation import Sampling, generate
 
         if self.max_tokens < 1:
@@ -74,10 +74,10 @@ class Generate:
         if "" in self.stop:
             raise ValueError("--stop needs some text to stop at")
         sampling = Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
-        folder = runs.find_checkpoint(self.run_path)
         implementation = one_of(ImplementationChoice, self.implementation, "implementation")
         compute_dtype = one_of(ComputeDtype, self.compute_dtype, "compute type")
-        model, config = load_model(folder, implementation=implementation)
+        loaded = load_any(self.run_path, implementation=implementation)
+        folder, model, config = loaded.folder, loaded.model, loaded.config
         own_schedule = config.model.schedule
         chosen = own_schedule if self.schedule is None else self.schedule
         schedule = resolve(chosen, config.model.num_layers)

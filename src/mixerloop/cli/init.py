@@ -48,7 +48,7 @@ class Init:
         check_seed(self.seed)
 
         from mixerloop.data.tokenizer import Tokenizer
-        from mixerloop.model.checkpoint import save_model
+        from mixerloop.model.checkpoint import save_run
         from mixerloop.model.initialization import fresh_model
 
         tokenizer = None if self.tokenizer is None else Tokenizer(self.tokenizer)
@@ -57,17 +57,10 @@ class Init:
                 f"{self.tokenizer}: {tokenizer.vocab_size:,} tokens do not fit the vocabulary "
                 f"of {run_config.model.vocab_size:,} of {self.size}"
             )
-        with runs.new_folder(self.out) as folder:
-            model = fresh_model(run_config.model, seed=self.seed, rule=rule)
-            checkpoint = runs.checkpoint_folder(folder, step=0)
-            checkpoint.mkdir(parents=True)
-            save_model(checkpoint, model, run_config)
-            if self.tokenizer is not None:
-                (checkpoint / runs.TOKENIZER).write_bytes(self.tokenizer.read_bytes())
-            runs.seal(checkpoint)
-            runs.write_file(folder / runs.CONFIG, config.dump(run_config))
-            facts = {"seed": self.seed, "init": rule, "implementation": model.implementation}
-            runs.write_file(folder / runs.PROVENANCE, runs.to_json(runs.provenance(**facts)))
+        runs.check_is_new(self.out)
+        model = fresh_model(run_config.model, seed=self.seed, rule=rule)
+        facts = {"seed": self.seed, "init": rule, "implementation": model.implementation}
+        save_run(self.out, model, run_config, tokenizer=self.tokenizer, facts=facts)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         if self.json:
             print(runs.to_json({"run": str(self.out), "parameters": parameters, **facts}), end="")

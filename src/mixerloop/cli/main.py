@@ -16,7 +16,9 @@ from mixerloop.cli import (
     describe,
     doctor,
     evaluate,
+    export,
     generate,
+    import_verb,
     init,
     report,
     runs_verb,
@@ -44,6 +46,8 @@ Verb = (
     | Annotated[doctor.Doctor, tyro.conf.subcommand("doctor", description=doctor.HELP)]
     | Annotated[init.Init, tyro.conf.subcommand("init", description=init.HELP)]
     | Annotated[generate.Generate, tyro.conf.subcommand("generate", description=generate.HELP)]
+    | Annotated[export.Export, tyro.conf.subcommand("export", description=export.HELP)]
+    | Annotated[import_verb.Import, tyro.conf.subcommand("import", description=import_verb.HELP)]
 )
 
 

@@ -38,25 +38,27 @@ class Measuring:
 
     def open_run(self, run: Path) -> "Opened":
         """Load the model of a run, or of one of its checkpoints."""
-        from mixerloop.model.checkpoint import load_model
+        from mixerloop.interop.loading import load_any
         from mixerloop.model.device import find_device
         from mixerloop.ops.gated_delta_rule import choose_implementation
 
         machine.keep_freed_memory()
-        results = self.out
-        if results is None and self.schedule is None:
-            results = runs.results_folder(run)
-        if results is not None:
-            runs.check_can_hold(results)
-        folder = runs.find_checkpoint(run)
+        if self.out is not None:
+            runs.check_can_hold(self.out)
         device = find_device(self.device, option="--device")
         chosen = choose_implementation(self.implementation, device.type)
-        model, config = load_model(folder, implementation=chosen)
+        loaded = load_any(run, implementation=chosen)
+        results = self.out
+        if results is None and self.schedule is None and loaded.is_run:
+            results = runs.results_folder(run)
+            runs.check_can_hold(results)
+        config = loaded.config
         text = config.model.schedule if self.schedule is None else self.schedule
         return Opened(
-            folder=folder,
+            folder=loaded.folder,
+            fingerprint=loaded.fingerprint,
             results=results,
-            model=model.to(device).eval(),
+            model=loaded.model.to(device).eval(),
             config=config,
             schedule=resolve(text, config.model.num_layers),
             compute_dtype=self.compute_dtype,
@@ -80,7 +82,9 @@ class Opened:
     """A run that can be measured."""
 
     folder: Path
-    """The checkpoint."""
+    """The checkpoint, or a folder of transformers."""
+    fingerprint: str
+    """Of its weights."""
     results: Path | None
     """Where results are kept, if they are."""
     model: "LoopedLM"
@@ -128,7 +132,7 @@ class Opened:
     def facts(self) -> dict[str, Any]:
         """What every figure of this model depends on."""
         return {
-            "checkpoint": runs.sha256(self.folder / runs.CONTENTS),
+            "checkpoint": self.fingerprint,
             "schedule": notation(self.schedule),
             "compute_dtype": self.compute_dtype,
             "implementation": self.model.implementation,
@@ -165,7 +169,7 @@ class Opened:
     def where_kept(self, name: str) -> str:
         """In words."""
         if self.results is None:
-            return "not kept, for this is not the run's own schedule; --out keeps it"
+            return "not kept: not a run, or not under its own schedule; --out keeps it"
         return f"kept in {self.results / name}"
 
 

@@ -5,6 +5,7 @@ Nothing here can execute code: weights are raw numbers, the config is TOML, the 
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,6 +27,26 @@ def save_model(folder: Path, model: LoopedLM, config: RunConfig) -> None:
         raise ValueError("the model to save is not the one its config describes")
     save_tensors(folder / WEIGHTS, dict(model.named_parameters()))
     runs.write_file(folder / runs.CONFIG, configs.dump(config))
+
+
+def save_run(
+    path: Path,
+    model: LoopedLM,
+    config: RunConfig,
+    *,
+    tokenizer: Path | None = None,
+    facts: Mapping[str, Any],
+) -> None:
+    """Make a run that has weights and no training; `facts` go to its provenance."""
+    with runs.new_folder(path) as folder:
+        checkpoint = runs.checkpoint_folder(folder, step=0)
+        checkpoint.mkdir(parents=True)
+        save_model(checkpoint, model, config)
+        if tokenizer is not None:
+            (checkpoint / runs.TOKENIZER).write_bytes(tokenizer.read_bytes())
+        runs.seal(checkpoint)
+        runs.write_file(folder / runs.CONFIG, configs.dump(config))
+        runs.write_file(folder / runs.PROVENANCE, runs.to_json(runs.provenance(**facts)))
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -177,7 +177,8 @@ def run_prefill(plan: Plan, asked: PrefillSettings, command: Command) -> None:
             return
         arguments = ["bench", "prefill", "--sizes", *asked.sizes]
         arguments += ["--batches", *map(str, asked.batches), "--length", str(asked.length)]
-        arguments += ["--repeats", str(asked.repeats), "--compute-dtype", asked.compute_dtype]
+        arguments += ["--warmup", str(asked.warmup), "--repeats", str(asked.repeats)]
+        arguments += ["--compute-dtype", asked.compute_dtype]
         runs.write_file(path, _output(command, [*arguments, "--json"]))
 
 

@@ -20,6 +20,7 @@ def run_on_ray(plan: Plan, cells: Sequence[Cell], say: Callable[[str, str], None
     """Run cells and wait for all; which of them failed is in their records."""
     try:
         import ray
+        import ray.exceptions
     except ImportError:
         raise ValueError("--engine ray needs Ray: pip install 'mixerloop[ray]'") from None
 

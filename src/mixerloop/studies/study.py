@@ -76,6 +76,7 @@ class PrefillSettings:
     sizes: tuple[str, ...]
     batches: tuple[int, ...]
     length: int = 1024
+    warmup: int = 6
     repeats: int = 20
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
 

@@ -1,0 +1,46 @@
+"""`mixerloop export`: a model as others read it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from mixerloop import runs
+
+HELP = """Write a folder for `transformers`, with the names of the released checkpoints.
+
+It loads with AutoModelForCausalLM.from_pretrained(DIR) after `import mixerloop.interop.hf`.
+
+examples:
+  mixerloop export RUN --to hf --out exported
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """The options of `mixerloop export`."""
+
+    run_path: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(name="run", metavar="RUN")]
+    """A run, or one of its checkpoints."""
+    out: Path
+    """The folder to make."""
+    to: Literal["hf"] = "hf"
+    """Hugging Face's transformers."""
+    json: bool = False
+    """Print JSON for programs."""
+
+    def run(self) -> None:
+        """Load, rename, write."""
+        runs.check_is_new(self.out)
+        from mixerloop.interop.folders import export
+        from mixerloop.interop.loading import load_any
+
+        loaded = load_any(self.run_path, implementation="chunked")
+        tokenizer = loaded.folder / runs.TOKENIZER
+        export(loaded.model, self.out, tokenizer=tokenizer if tokenizer.is_file() else None)
+        if self.json:
+            print(runs.to_json({"folder": str(self.out), "of": str(loaded.folder)}), end="")
+        else:
+            print(f"{self.out}: {loaded.folder} as transformers reads it")
+            print("in Python: import mixerloop.interop.hf, then AutoModelForCausalLM")

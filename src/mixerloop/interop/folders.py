@@ -1,0 +1,134 @@
+"""Folders as `transformers` reads and writes them, to and from our models."""
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mixerloop import runs
+from mixerloop.config import ImplementationChoice, ModelConfig, RunConfig
+from mixerloop.interop.layout import RESIDUAL_WEIGHT, from_released, to_released
+from mixerloop.interop.released_config import model_config, released_config
+from mixerloop.model.initialization import meta_model
+from mixerloop.model.looped_lm import LoopedLM
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+
+
+def is_exported(path: Path) -> bool:
+    """Whether a folder is one of `transformers` and not one of ours."""
+    return (path / CONFIG).is_file() and not (path / runs.CONFIG).exists()
+
+
+def export(model: LoopedLM, folder: Path, *, tokenizer: Path | None = None) -> None:
+    """Write a folder that loads after `import mixerloop.interop.hf`."""
+    config = model.config
+    tensors = to_released(dict(model.named_parameters()), num_layers=config.num_layers)
+    special = {} if tokenizer is None else _special_tokens(tokenizer)
+    facts = {
+        "architectures": ["LoopedForCausalLM"],
+        **released_config(config),
+        **special,
+        "dtype": "float32",
+    }
+    with runs.new_folder(folder) as making:
+        save_file(tensors, making / WEIGHTS, metadata={"format": "pt"})
+        runs.write_file(making / CONFIG, runs.to_json(facts))
+        if tokenizer is not None:
+            runs.write_file(making / runs.TOKENIZER, tokenizer.read_bytes())
+            runs.write_file(making / "tokenizer_config.json", runs.to_json(_tokenizer_config()))
+
+
+def read_exported(
+    folder: Path,
+    *,
+    implementation: ImplementationChoice = "auto",
+    schedule: str | None = None,
+    ignore: Collection[str] = (),
+) -> tuple[LoopedLM, RunConfig]:
+    """The model of a folder; whatever does not fit is named."""
+    try:
+        tensors = _tensors(folder)
+        rows = len(tensors[RESIDUAL_WEIGHT]) if RESIDUAL_WEIGHT in tensors else None
+        given = _config(folder)
+        config = model_config(given, residual_passes=rows, schedule=schedule, ignore=ignore)
+        ours = from_released(tensors, num_layers=config.num_layers)
+        model = meta_model(config, implementation=implementation)
+        _check_shapes(ours, model, config)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from None
+    model.load_state_dict(ours, assign=True)
+    return model, RunConfig(model=config)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        given = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{CONFIG}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{CONFIG}: not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ValueError(f"{CONFIG}: not an object")
+    return given
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    """Of one file, or of all that an index names."""
+    if (folder / WEIGHTS).is_file():
+        files = [folder / WEIGHTS]
+    elif (folder / INDEX).is_file():
+        names = sorted(set(runs.read_json(folder / INDEX)["weight_map"].values()))
+        files = [folder / name for name in names]
+        for file in files:
+            if file.parent != folder:
+                raise ValueError(f"{INDEX}: {file.name} is not in this folder")
+    elif any(path for pattern in PICKLES for path in folder.glob(pattern)):
+        raise ValueError("its weights are a pickle, which can run code; convert to safetensors")
+    else:
+        raise ValueError(f"there is no {WEIGHTS}")
+    found: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{file.name}: not a readable safetensors file: {error}") from None
+    return found
+
+
+def _check_shapes(ours: dict[str, Tensor], model: LoopedLM, config: ModelConfig) -> None:
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
+    problems = [
+        f"{name} has the shape {list(ours[name].shape)}, not {list(shape)}"
+        for name, shape in wanted.items()
+        if name in ours and tuple(ours[name].shape) != shape
+    ]
+    problems += [f"missing {name}" for name in wanted.keys() - ours.keys()]
+    problems += [f"unexpected {name}" for name in ours.keys() - wanted.keys()]
+    if problems:
+        raise ValueError(f"its weights do not fit its config: {'; '.join(sorted(problems))}")
+
+
+def _special_tokens(tokenizer: Path) -> dict[str, int]:
+    from mixerloop.data.tokenizer import Tokenizer
+
+    opened = Tokenizer(tokenizer)
+    found = {"bos_token_id": opened.bos_id, "eos_token_id": opened.eos_id}
+    return {name: number for name, number in found.items() if number >= 0}
+
+
+def _tokenizer_config() -> dict[str, Any]:
+    """A SentencePiece model as transformers' Llama tokenizer reads it; documents start with BOS."""
+    return {
+        "tokenizer_class": "LlamaTokenizer",
+        "add_bos_token": True,
+        "add_eos_token": False,
+        "legacy": False,
+        "clean_up_tokenization_spaces": False,
+    }

@@ -1,0 +1,67 @@
+"""Configs of looped models, as `transformers` keeps them."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from mixerloop.config import ModelConfig
+from mixerloop.interop.released_config import WITHOUT_MEANING, model_config
+from mixerloop.strict import suggest
+
+
+@strict
+class MixerLoopConfig(PreTrainedConfig):
+    """Sizes, and the schedule; without one, the loop that the model type is named for."""
+
+    model_type = "mixerloop"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+
+    vocab_size: int = 32_000
+    hidden_size: int = 288
+    num_hidden_layers: int = 6
+    num_heads: int = 4
+    head_dim: int = 72
+    intermediate_size: int = 768
+    conv_size: int = 4
+    norm_eps: float = 1e-5
+    schedule: str | None = None
+    num_passes: int | None = None
+    pass_residual: str | None = None
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+    initializer_range: float = 0.02
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Refuse what no model here has; a misspelt key would otherwise do nothing."""
+        base = {"name_or_path", "attn_implementation", "experts_implementation", "num_labels"}
+        ours = set(type(self).__dataclass_fields__)
+        for key in kwargs:
+            if key not in WITHOUT_MEANING | base and not key.startswith("_"):
+                raise ValueError(f"unknown key {key}; {suggest(key, sorted(ours))}")
+        super().__post_init__(**kwargs)
+        self.model()
+
+    def model(self) -> ModelConfig:
+        """As our own models have it."""
+        keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_heads", "head_dim")
+        keys += ("intermediate_size", "conv_size", "norm_eps", "schedule", "num_passes")
+        given = {key: getattr(self, key) for key in (*keys, "pass_residual")}
+        return model_config({"model_type": self.model_type, **given})
+
+
+@strict
+class FullLoopConfig(MixerLoopConfig):
+    """The whole stack loops."""
+
+    model_type = "fullloop"
+
+
+@strict
+class FFNLoopConfig(MixerLoopConfig):
+    """The ffn of each layer loops."""
+
+    model_type = "ffnloop"

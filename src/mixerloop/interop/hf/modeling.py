@@ -1,0 +1,347 @@
+"""Looped models for `transformers`, with the module names of the released checkpoints.
+
+`model.model.layers[i].mixer` is called once for each occurrence, so hooks on it see every pass.
+The cache is transformers' own, with one layer for each mixer occurrence: it has one size for ever.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.cache_utils import Cache, LinearAttentionLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from mixerloop.config import Implementation, ModelConfig
+from mixerloop.interop.hf.configuration import MixerLoopConfig
+from mixerloop.model.pass_residual import PassResidualTable
+from mixerloop.ops.gated_delta_mixing import MixingWeights, Projected, gated_delta_mixing
+from mixerloop.ops.gated_delta_rule import choose_implementation
+from mixerloop.schedule import Occurrence
+
+LinearState = tuple[Tensor, Tensor]
+"""Memory, and the tokens before the next for the short convolution."""
+
+
+class LoopedMixer(nn.Module):
+    """The Gated DeltaNet mixer, a matrix and a filter for each of query, key and value."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width, inner = config.d_model, config.num_heads * config.d_head
+        linear = partial(nn.Linear, bias=False)
+        self.norm_eps = config.norm_eps
+        for name in ("q", "k", "v", "g"):
+            setattr(self, f"{name}_proj", linear(width, inner))
+        self.a_proj, self.b_proj = linear(width, config.num_heads), linear(width, config.num_heads)
+        self.o_proj = linear(inner, width)
+        for name in ("q", "k", "v"):
+            conv = nn.Conv1d(inner, inner, config.conv_width, groups=inner, bias=False)
+            setattr(self, f"{name}_conv1d", conv)
+        self.o_norm = nn.RMSNorm(config.d_head, eps=config.norm_eps)
+        self.A_log = nn.Parameter(torch.zeros(config.num_heads))
+        self.dt_bias = nn.Parameter(torch.zeros(config.num_heads))
+
+    def forward(self, x: Tensor, state: LinearState | None = None) -> tuple[Tensor, LinearState]:
+        """The update to the residual, and the state to go on from."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        filters = [self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight]
+        memory, history = (None, None) if state is None else state
+        mixed, memory, history = gated_delta_mixing(
+            Projected(
+                qkv=torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], dim=-1),
+                gate=self.g_proj(x),
+                decay=self.a_proj(x),
+                write=self.b_proj(x),
+            ),
+            MixingWeights(
+                conv=torch.cat(filters)[:, 0].to(wide),
+                A_log=self.A_log.to(wide),
+                dt_bias=self.dt_bias.to(wide),
+                norm=self.o_norm.weight.to(wide),
+            ),
+            norm_eps=self.norm_eps,
+            implementation=_implementation(x.device.type),
+            memory=memory,
+            conv_history=history,
+        )
+        return self.o_proj(mixed.to(x.dtype)), (memory, history)
+
+
+class LoopedFFN(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.d_model, config.d_ffn, bias=False)
+        self.up_proj = nn.Linear(config.d_model, config.d_ffn, bias=False)
+        self.down_proj = nn.Linear(config.d_ffn, config.d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The update to the residual."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class LoopedLayer(nn.Module):
+    """One physical block of weights."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attn_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.mixer = LoopedMixer(config)
+        self.ffn_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.ffn = LoopedFFN(config)
+
+
+class LoopedPreTrainedModel(PreTrainedModel):
+    """What both models share."""
+
+    config_class = MixerLoopConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["LoopedLayer"]  # noqa: RUF012
+    _is_stateful = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Fresh weights; those of a study come from mixerloop itself, which draws them by name."""
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+        elif isinstance(module, nn.RMSNorm):
+            nn.init.ones_(module.weight)
+        elif isinstance(module, LoopedMixer):
+            nn.init.uniform_(module.A_log, 1e-3, 16.0)
+            module.A_log.data.log_()
+            step = torch.empty_like(module.dt_bias).uniform_(-6.9, -2.3).exp()
+            module.dt_bias.data.copy_(step + torch.log(-torch.expm1(-step)))
+        elif isinstance(module, LoopedModel) and module.residual_weight is not None:
+            nn.init.zeros_(module.residual_weight)
+
+
+class LoopedModel(LoopedPreTrainedModel):
+    """Embed, walk the schedule, norm."""
+
+    def __init__(self, config: MixerLoopConfig) -> None:
+        super().__init__(config)
+        ours = config.model()
+        self.schedule = ours.occurrences()
+        self.mixer_occurrences = [one for one in self.schedule if one.sublayer == "mixer"]
+        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(LoopedLayer(ours) for _ in range(ours.num_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self._table = (_passes(ours),)  # in a tuple, so that its weights are not a second set
+        rows = None if self._passes is None else len(self._passes.weight)
+        self.residual_weight = (
+            None if rows is None else nn.Parameter(torch.zeros(rows, config.hidden_size))
+        )
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @property
+    def _passes(self) -> PassResidualTable | None:
+        (table,) = self._table
+        return table
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embedding."""
+        return self.embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Put another in its place."""
+        self.embeddings = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> BaseModelOutputWithPast | tuple:
+        """The residual after the last occurrence, normed; hidden states are those before each."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give input_ids or inputs_embeds, and not both")
+        residual = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        if self.training and self.gradient_checkpointing:
+            use_cache = False
+        if use_cache and past_key_values is None:
+            past_key_values = Cache(layers=[LinearAttentionLayer() for _ in self.mixer_occurrences])
+        keep = _kept(attention_mask, residual)
+        seen: list[Tensor] = []
+        before_pass = residual
+        state_at = 0
+        for occurrence in self.schedule:
+            if output_hidden_states:
+                seen.append(residual)
+            if self._passes is not None and self._passes.opens(occurrence):
+                before_pass = residual
+            layer = self.layers[occurrence.layer]
+            if occurrence.sublayer == "ffn":
+                update = self._run(lambda x, layer=layer: layer.ffn(layer.ffn_norm(x)), residual)
+            else:
+                cache = past_key_values.layers[state_at] if past_key_values is not None else None
+                run = partial(_mix, layer, keep=keep, state=_state(cache))
+                update, state = self._run(run, residual)
+                if cache is not None and use_cache:
+                    _remember(cache, state)
+                state_at += 1
+            residual = residual + update
+            if self._passes is not None and self._passes.closes(occurrence):
+                residual = residual + self._pass_residual(occurrence, before_pass)
+        residual = self.norm(residual)
+        if output_hidden_states:
+            seen.append(residual)
+        result = BaseModelOutputWithPast(
+            last_hidden_state=residual,
+            past_key_values=past_key_values if use_cache else None,
+            hidden_states=tuple(seen) if output_hidden_states else None,
+        )
+        wanted = self.config.return_dict if return_dict is None else return_dict
+        return result if wanted else result.to_tuple()
+
+    def _run(self, function: Callable, residual: Tensor):
+        """One occurrence; with checkpointing, its inside is computed again for the backward."""
+        if self.gradient_checkpointing and self.training:
+            return self._gradient_checkpointing_func(function, residual)
+        return function(residual)
+
+    def _pass_residual(self, occurrence: Occurrence, before_pass: Tensor) -> Tensor:
+        assert self.residual_weight is not None
+        return self.residual_weight[occurrence.pass_index] * before_pass
+
+
+class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
+    """A looped model with its tied head."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}  # noqa: RUF012
+
+    def __init__(self, config: MixerLoopConfig) -> None:
+        super().__init__(config)
+        self.model = LoopedModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        """The model makes its own: generate would make one with a layer for each block."""
+        return False
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The head."""
+        return self.lm_head
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        """Put another in its place."""
+        self.lm_head = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> CausalLMOutputWithPast | tuple:
+        """Logits, and the loss where labels are given; they are shifted here."""
+        found = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        hidden = found.last_hidden_state
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(hidden[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits=logits,
+                labels=labels,
+                vocab_size=self.config.vocab_size,
+                num_items_in_batch=num_items_in_batch,
+            )
+        result = CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=found.past_key_values,
+            hidden_states=found.hidden_states,
+        )
+        wanted = self.config.return_dict if return_dict is None else return_dict
+        return result if wanted else result.to_tuple()
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        past_key_values: Cache | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | None = None,
+        **unused: object,
+    ) -> dict:
+        """The prompt first, then one token at a time with the state of all before it."""
+        inputs: dict = {"use_cache": use_cache, "logits_to_keep": logits_to_keep or 0}
+        if past_key_values is not None and past_key_values.layers[0].has_previous_state[0]:
+            return {**inputs, "input_ids": input_ids[:, -1:], "past_key_values": past_key_values}
+        prompt = {"input_ids": input_ids} if inputs_embeds is None else {}
+        if inputs_embeds is not None:
+            prompt = {"inputs_embeds": inputs_embeds}
+        return {**inputs, **prompt, "attention_mask": attention_mask}
+
+
+def _mix(
+    layer: LoopedLayer, residual: Tensor, *, keep: Tensor | None, state: LinearState | None
+) -> tuple[Tensor, LinearState]:
+    x = layer.attn_norm(residual)
+    return layer.mixer(x if keep is None else x * keep, state)
+
+
+def _kept(attention_mask: Tensor | None, residual: Tensor) -> Tensor | None:
+    """Zero where there is padding: a token of zeros writes nothing and leaves no history."""
+    if attention_mask is None or bool(attention_mask.all()):
+        return None
+    if attention_mask.shape != residual.shape[:2]:
+        raise ValueError(
+            f"attention_mask must be {tuple(residual.shape[:2])}, got {tuple(attention_mask.shape)}"
+        )
+    return attention_mask[..., None].to(residual.dtype)
+
+
+def _state(cache: LinearAttentionLayer | None) -> LinearState | None:
+    if cache is None or not cache.has_previous_state[0]:
+        return None
+    memory, history = cache.recurrent_states[0], cache.conv_states[0]
+    assert memory is not None
+    assert history is not None
+    return memory.clone(), history.transpose(1, 2).contiguous()
+
+
+def _remember(cache: LinearAttentionLayer, state: LinearState) -> None:
+    memory, history = state
+    cache.update_conv_state(history.transpose(1, 2))
+    cache.update_recurrent_state(memory)
+
+
+def _passes(config: ModelConfig) -> PassResidualTable | None:
+    """Which passes a learned residual goes round; its weights are the model's own parameter."""
+    if config.pass_residual == "none":
+        return None
+    from mixerloop.model.initialization import meta_model
+
+    return meta_model(config, implementation="chunked").pass_residual
+
+
+def _implementation(device: str) -> Implementation:
+    return choose_implementation("auto", device)

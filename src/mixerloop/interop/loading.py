@@ -1,0 +1,35 @@
+"""A model from wherever one is: a run, a checkpoint, a folder of `transformers`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mixerloop import runs
+from mixerloop.config import ImplementationChoice, RunConfig
+from mixerloop.interop.folders import INDEX, WEIGHTS, is_exported, read_exported
+from mixerloop.model.checkpoint import load_model
+from mixerloop.model.looped_lm import LoopedLM
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model, and what says which one it is."""
+
+    folder: Path
+    """Where its weights and its tokenizer are."""
+    model: LoopedLM
+    config: RunConfig
+    fingerprint: str
+    is_run: bool
+    """Whether results can be kept beside it."""
+
+
+def load_any(path: Path, *, implementation: ImplementationChoice = "auto") -> Loaded:
+    """Load a model; nothing that is loaded can run code."""
+    if is_exported(path):
+        model, config = read_exported(path, implementation=implementation)
+        weights = path / WEIGHTS
+        named = weights if weights.is_file() else path / INDEX
+        return Loaded(path, model, config, runs.sha256(named), is_run=False)
+    folder = runs.find_checkpoint(path)
+    model, config = load_model(folder, implementation=implementation)
+    return Loaded(folder, model, config, runs.sha256(folder / runs.CONTENTS), is_run=True)

@@ -1,0 +1,154 @@
+"""Models as others keep them: the same numbers there and back, and nothing taken on trust."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mixerloop.config import ModelConfig
+from mixerloop.interop.folders import export, is_exported, read_exported
+from mixerloop.interop.layout import FLASH_LINEAR_ATTENTION, from_released, to_released
+from mixerloop.interop.released_config import model_config, released_config
+from mixerloop.model.initialization import fresh_model
+from mixerloop.schedule import LOOPS
+
+LOGITS_AGREE = 1e-6
+UNITS = {"mixer_loop(3)": "mixer", "ffn_loop(2)": "ffn", "full_loop(2)": "stack"}
+
+
+def model_of(tiny, schedule="mixer_loop(3)", *, pass_residual="none"):
+    config = dataclasses.replace(tiny, schedule=schedule, pass_residual=pass_residual)
+    model = fresh_model(config, seed=3)
+    if model.pass_residual is not None:
+        torch.nn.init.normal_(model.pass_residual.weight, std=0.3)
+    return model.eval()
+
+
+def tokens_of(tiny, batch=2, length=13):
+    return torch.randint(
+        tiny.vocab_size, (batch, length), generator=torch.Generator().manual_seed(0)
+    )
+
+
+@pytest.mark.parametrize("schedule", [*LOOPS, "A4 F A F A2 F"])
+def test_there_and_back_is_the_same_bits(tiny, tmp_path, schedule):
+    model = model_of(tiny, schedule)
+    export(model, tmp_path / "hf")
+    assert is_exported(tmp_path / "hf")
+    back, config = read_exported(tmp_path / "hf")
+    assert config.model.occurrences() == model.schedule
+    ours, theirs = dict(model.named_parameters()), dict(back.named_parameters())
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.mark.parametrize(("schedule", "unit"), UNITS.items())
+def test_a_learned_residual_goes_along(tiny, tmp_path, schedule, unit):
+    model = model_of(tiny, schedule, pass_residual=unit)
+    export(model, tmp_path / "hf")
+    back, config = read_exported(tmp_path / "hf")
+    assert config.model.pass_residual == unit
+    tokens = tokens_of(tiny)
+    with torch.no_grad():
+        assert torch.equal(model(tokens), back(tokens))
+
+
+@pytest.mark.parametrize("kind", ["mixerloop", "fullloop", "ffnloop", "gated_deltanet"])
+@pytest.mark.parametrize("residual", [False, True])
+def test_the_released_types_are_the_loops_they_are_named_for(tiny, tmp_path, kind, residual):
+    loops = {"mixerloop": "mixer_loop(4)", "fullloop": "full_loop(4)", "ffnloop": "ffn_loop(4)"}
+    units = {"mixerloop": "mixer", "fullloop": "stack", "ffnloop": "ffn"}
+    if kind == "gated_deltanet" and residual:
+        pytest.skip("a model without a loop has no passes to go round")
+    schedule = loops.get(kind, "no_loop")
+    model = model_of(tiny, schedule, pass_residual=units[kind] if residual else "none")
+    dialect = {"dialect": FLASH_LINEAR_ATTENTION} if kind == "gated_deltanet" else {}
+    tensors = to_released(dict(model.named_parameters()), num_layers=tiny.num_layers, **dialect)
+    tensors["lm_head.weight"] = tensors["model.embeddings.weight"].clone()
+    config = released_config(model.config) | {"model_type": kind}
+    del config["schedule"], config["pass_residual"]
+    config |= {"expand_v": 1.0, "fuse_norm": True, "attn_mode": "chunk", "hidden_act": "swish"}
+    folder = tmp_path / kind
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    back, found = read_exported(folder)
+    assert found.model.occurrences() == model.schedule
+    tokens = tokens_of(tiny)
+    with torch.no_grad():
+        assert torch.equal(model(tokens), back(tokens))
+
+
+def test_half_precision_checkpoints_are_widened(tiny):
+    model = model_of(tiny)
+    tensors = to_released(dict(model.named_parameters()), num_layers=tiny.num_layers)
+    narrow = {name: tensor.bfloat16() for name, tensor in tensors.items()}
+    back = from_released(narrow, num_layers=tiny.num_layers)
+    assert {tensor.dtype for tensor in back.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"hiden_size": 3}, "unknown key hiden_size; did you mean hidden_size?"),
+        ({"model_type": "mamba"}, "model_type 'mamba' is not known here"),
+        ({"expand_v": 2}, "expand_v = 2: our models have 1"),
+        ({"use_gate": False}, "use_gate = False: our models have True"),
+        ({"allow_neg_eigval": True}, "allow_neg_eigval = True"),
+        ({"num_v_heads": 7}, "num_v_heads"),
+        ({"hidden_size": "20"}, "hidden_size = '20': not a number"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"num_heads": 0}, "num_heads must be from 1"),
+        ({"schedule": "5x(A F)"}, "has 5 layers; the model has 3"),
+        ({"head_dim": 4}, "its weights do not fit its config"),
+        ({"num_hidden_layers": 4, "schedule": "no_loop"}, "missing model.layers.3"),
+        ({"num_hidden_layers": 2, "schedule": "no_loop"}, "unexpected model.layers.2"),
+    ],
+)
+def test_a_foreign_config_is_refused_by_key(tiny, tmp_path, change, named):
+    export(model_of(tiny), tmp_path / "hf")
+    path = tmp_path / "hf" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=r"hf: ") as caught:
+        read_exported(tmp_path / "hf")
+    assert named in str(caught.value)
+
+
+def test_damage_is_named(tiny, tmp_path):
+    export(model_of(tiny), tmp_path / "hf")
+    weights = tmp_path / "hf" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-10])
+    with pytest.raises(ValueError, match="not a readable safetensors file"):
+        read_exported(tmp_path / "hf")
+    tensors = load_file_of(whole, tmp_path)
+    tensors["model.norm.bias"] = torch.zeros(3)
+    save_file(tensors, weights)
+    with pytest.raises(ValueError, match=r"unexpected model\.norm\.bias"):
+        read_exported(tmp_path / "hf")
+    weights.unlink()
+    (tmp_path / "hf" / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(ValueError, match="a pickle, which can run code"):
+        read_exported(tmp_path / "hf")
+    (tmp_path / "hf" / "config.json").write_text("{")
+    (tmp_path / "hf" / "pytorch_model.bin").unlink()
+    save_file({"x": torch.zeros(1)}, weights)
+    with pytest.raises(ValueError, match="not JSON"):
+        read_exported(tmp_path / "hf")
+
+
+def load_file_of(content, tmp_path):
+    path = tmp_path / "whole.safetensors"
+    path.write_bytes(content)
+    return load_file(path)
+
+
+def test_a_key_that_is_known_to_mean_nothing_can_be_ignored(tiny):
+    given = released_config(dataclasses.replace(tiny, schedule="no_loop")) | {"their_key": 1}
+    with pytest.raises(ValueError, match="unknown key their_key"):
+        model_config(given)
+    found = model_config(given, ignore=["their_key"])
+    assert isinstance(found, ModelConfig)
