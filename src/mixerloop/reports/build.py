@@ -8,6 +8,7 @@ from mixerloop import paper
 from mixerloop.notation import parse
 from mixerloop.reports import charts
 from mixerloop.reports.blocks import Block, Drawing, Findings, Paragraph, Report, Section, Table
+from mixerloop.reports.figure import CONTROL
 from mixerloop.reports.schedule_diagram import draw
 from mixerloop.reports.student_t import mean_and_interval
 from mixerloop.reports.study_results import ArmResults, PartResults, StudyResults
@@ -21,7 +22,8 @@ MATCHED = {
     "as they are": "The runs are shown as they are; nothing says that they are matched.",
 }
 MEASURES = {"nll": "held-out NLL", "core": "CORE", "tasks": "mean of the tasks"}
-CONTROL = "before training"
+LEFT_OUT = "is left out"
+"""In a warning about a measure that was not taken, which a study says by itself."""
 
 
 def build_report(results: StudyResults) -> Report:
@@ -41,26 +43,36 @@ def build_report(results: StudyResults) -> Report:
 
 
 def findings(results: StudyResults) -> list[str]:
-    """One sentence for each comparison, and no sentence that the numbers do not say."""
+    """The order of the models by each measure, and no sentence that the numbers do not say."""
     found = []
     for part in results.parts:
-        names = _arm_names(part)
-        for pair in part.comparison["pairs"] if part.comparison else []:
-            first, second = names[pair["first"]], names[pair["second"]]
-            for name, one in _measures(pair):
-                how = "lower" if one["difference"] < 0 else "higher"
-                verdict = "" if one["verdict"] == "resolved" else ", which is not resolved"
-                found.append(
-                    f"{part.name}: {first} has a {how} {_title(name)} than {second}, by "
-                    f"{abs(one['difference']):.4f} [{one['lower']:+.4f}, {one['upper']:+.4f}]"
-                    f"{verdict} ({pair['seeds']})."
-                )
+        if part.comparison is not None:
+            found += [_ordering(part, name) for name, _ in _measures(part.comparison["pairs"][0])]
     found += [
         f"prefill: at {case['size']} and {case['batch']} prompts at once the mixer loop reads "
-        f"{case['mixer_over_full']:.2f} times as fast as the full loop."
+        f"{case['mixer_over_full']:.2f} times as fast as the full loop"
         for case in (results.prefill["cases"] if results.prefill else [])
     ]
-    return found or ["Nothing was compared."]
+    return found or ["nothing was compared"]
+
+
+def _ordering(part: PartResults, measure: str) -> str:
+    """Best first; what is not resolved is told."""
+    assert part.comparison is not None
+    names, pairs = _arm_names(part), part.comparison["pairs"]
+    is_loss = measure == "nll"
+    scale, digits = (1, 4) if is_loss else (100, 2)
+    arms = sorted(part.comparison["arms"], key=lambda arm: arm[measure] * (1 if is_loss else -1))
+    order = ", ".join(f"{names[arm['name']]} {scale * arm[measure]:.{digits}f}" for arm in arms)
+    open_pairs = [
+        f"{names[pair['first']]} and {names[pair['second']]}"
+        for pair in pairs
+        if pair[measure]["verdict"] != "resolved"
+    ]
+    resolved = "every difference is resolved" if len(pairs) > 1 else "the difference is resolved"
+    if open_pairs:
+        resolved = f"not resolved: {'; '.join(open_pairs)}"
+    return f"{part.name}, {_title(measure)}, best first: {order}; {resolved} ({pairs[0]['seeds']})"
 
 
 def _unfinished(results: StudyResults) -> Iterator[Block]:
@@ -90,10 +102,14 @@ def _results(part: PartResults) -> Iterator[Block]:
     yield _results_table(part)
     if part.comparison is not None:
         yield _pairs_table(part)
-        warnings = part.comparison["warnings"] + [
-            f"{one['first']} and {one['second']}: {warning}"
-            for one in part.comparison["pairs"]
-            for warning in one["warnings"]
+        names = _arm_names(part)
+        warnings = [
+            *(one for one in part.comparison["warnings"] if LEFT_OUT not in one),
+            *(
+                f"{names[one['first']]} and {names[one['second']]}: {warning}"
+                for one in part.comparison["pairs"]
+                for warning in one["warnings"]
+            ),
         ]
         if warnings:
             yield Findings([f"Take care: {warning}." for warning in warnings])
@@ -152,6 +168,7 @@ def _results_row(
                 "upper": one["later_gain_interval"][1],
             }
             for one in arm.measured("transport")
+            if len(one["target_gain"]) > 1
         ]
         row.append(_over_runs(later, 4))
     times = [run.seconds for run in arm.runs if run.seconds is not None]

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 380, 240
 GUESS = "a guess"
+SIZE_COLORS = ("#2f6fdb", "#8d5bc4", "#3a9b6f", "#e08a1e")
 
 
 def curves(part: PartResults) -> Figure | None:
@@ -151,15 +152,17 @@ def prefill(cases: Sequence[dict[str, Any]]) -> Figure:
     ]
     base = alt.Chart(data(rows)).encode(
         x=alt.X("batch:O", title="prompts at once", axis=alt.Axis(labelAngle=0)),
-        color=alt.Color("size:N"),
         xOffset="size:N",
+        color=alt.Color("size:N", scale=alt.Scale(range=list(SIZE_COLORS))),
     )
     bars = base.mark_bar(width=26).encode(
         y=alt.Y("mixer_over_full:Q", title="mixer loop over full loop, times as fast"),
         tooltip=["size:N", "batch:O", "mixer_over_full:Q", "low:Q", "high:Q", "by_work:Q"],
     )
-    spread = base.mark_rule(strokeWidth=2, color="#1f2328").encode(y="low:Q", y2="high:Q")
-    limit = base.mark_tick(color="#c8453b", thickness=2, width=34).encode(y="by_work:Q")
+    spread = base.mark_rule(strokeWidth=2).encode(
+        y="low:Q", y2="high:Q", color=alt.value("#9198a1")
+    )
+    limit = base.mark_tick(thickness=2, width=34).encode(y="by_work:Q", color=alt.value("#c8453b"))
     chart = alt.layer(bars, spread, limit).properties(width=WIDTH, height=HEIGHT)
     title = "Prefill: what looping the mixer alone saves (red: by the work of the projections)"
     return Figure("prefill", title, rows, dressed(chart))

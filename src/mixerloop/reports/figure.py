@@ -29,6 +29,8 @@ NAMED_COLORS = {
     "full_loop": "#8d5bc4",
 }
 """A loop has one colour in all figures; the mixer's and the ffn's are those of the schedules."""
+CONTROL = "before training"
+"""How the name of a control ends."""
 OTHER_COLORS = ("#c8453b", "#12a5b8", "#b0872c", "#d16ba5", "#7a8f2a", "#9198a1")
 
 
@@ -96,7 +98,13 @@ def model_color(names: Sequence[str]) -> "alt.Color":
     import altair as alt
 
     others = cycle(OTHER_COLORS)
-    colors = [NAMED_COLORS.get(name.partition("(")[0]) or next(others) for name in names]
+    named = [
+        NAMED_COLORS["control"]
+        if name.endswith(CONTROL)
+        else NAMED_COLORS.get(name.partition("(")[0])
+        for name in names
+    ]
+    colors = [color or next(others) for color in named]
     return alt.Color("model:N", scale=alt.Scale(domain=list(names), range=colors))
 
 
