@@ -15,11 +15,11 @@ setup: .venv/.ready
 	@$(PIP) -e ".[dev]"
 	@touch $@
 
-# What some tests need and a user may not: other people's gated delta rule, Weights & Biases, Ray.
+# What some tests need and a user may not: other people's gated delta rule, Weights & Biases, Ray, lm-eval.
 peers: .venv/.peers
 
 .venv/.peers: .venv/.ready
-	@$(PIP) -e ".[peers,wandb,ray]"
+	@$(PIP) -e ".[peers,wandb,ray,lm-eval]"
 	@touch $@
 
 test: setup

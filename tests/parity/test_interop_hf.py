@@ -90,7 +90,8 @@ def test_the_cache_does_not_grow(both):
 
     def size(length):
         cache = model(tokens_of(model.config.vocab_size, 1, length), use_cache=True).past_key_values
-        states = [layer.recurrent_states[0].nbytes + layer.conv_states[0].nbytes for layer in cache]
+        layers = cache.layers
+        states = [one.recurrent_states[0].nbytes + one.conv_states[0].nbytes for one in layers]
         return len(states), sum(states)
 
     with torch.no_grad():
@@ -171,7 +172,7 @@ def test_what_is_not_understood_is_an_error(twin, wrong):
 
 def test_an_unknown_key_of_a_config_is_an_error(tmp_path, twin):
     with pytest.raises(ValueError, match="unknown key num_pases"):
-        mixerloop.interop.hf.MixerLoopConfig(num_pases=3)
+        mixerloop.interop.hf.MixerLoopConfig(num_pases=3)  # pyright: ignore
     assert type(twin.config).model_type == "mixerloop"
 
 

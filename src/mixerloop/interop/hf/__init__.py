@@ -7,17 +7,22 @@ model = AutoModelForCausalLM.from_pretrained(FOLDER)
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from mixerloop.interop.hf.configuration import FFNLoopConfig, FullLoopConfig, MixerLoopConfig
-from mixerloop.interop.hf.modeling import LoopedForCausalLM, LoopedModel
+from mixerloop.interop.hf.modeling import (
+    FFNLoopForCausalLM,
+    FFNLoopModel,
+    FullLoopForCausalLM,
+    FullLoopModel,
+    LoopedForCausalLM,
+    LoopedModel,
+)
 
-for _config in (MixerLoopConfig, FullLoopConfig, FFNLoopConfig):
+for _config, _model, _for_causal_lm in (
+    (MixerLoopConfig, LoopedModel, LoopedForCausalLM),
+    (FullLoopConfig, FullLoopModel, FullLoopForCausalLM),
+    (FFNLoopConfig, FFNLoopModel, FFNLoopForCausalLM),
+):
     AutoConfig.register(_config.model_type, _config, exist_ok=True)
-    AutoModel.register(_config, LoopedModel, exist_ok=True)
-    AutoModelForCausalLM.register(_config, LoopedForCausalLM, exist_ok=True)
+    AutoModel.register(_config, _model, exist_ok=True)
+    AutoModelForCausalLM.register(_config, _for_causal_lm, exist_ok=True)
 
-__all__ = [
-    "FFNLoopConfig",
-    "FullLoopConfig",
-    "LoopedForCausalLM",
-    "LoopedModel",
-    "MixerLoopConfig",
-]
+__all__ = ["LoopedForCausalLM", "LoopedModel", "MixerLoopConfig"]

@@ -4,8 +4,9 @@
 The cache is transformers' own, with one layer for each mixer occurrence: it has one size for ever.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from mixerloop.config import Implementation, ModelConfig
-from mixerloop.interop.hf.configuration import MixerLoopConfig
+from mixerloop.interop.hf.configuration import FFNLoopConfig, FullLoopConfig, MixerLoopConfig
 from mixerloop.model.pass_residual import PassResidualTable
 from mixerloop.ops.gated_delta_mixing import MixingWeights, Projected, gated_delta_mixing
 from mixerloop.ops.gated_delta_rule import choose_implementation
@@ -32,14 +33,12 @@ class LoopedMixer(nn.Module):
         super().__init__()
         width, inner = config.d_model, config.num_heads * config.d_head
         linear = partial(nn.Linear, bias=False)
+        conv = partial(nn.Conv1d, inner, inner, config.conv_width, groups=inner, bias=False)
         self.norm_eps = config.norm_eps
-        for name in ("q", "k", "v", "g"):
-            setattr(self, f"{name}_proj", linear(width, inner))
-        self.a_proj, self.b_proj = linear(width, config.num_heads), linear(width, config.num_heads)
-        self.o_proj = linear(inner, width)
-        for name in ("q", "k", "v"):
-            conv = nn.Conv1d(inner, inner, config.conv_width, groups=inner, bias=False)
-            setattr(self, f"{name}_conv1d", conv)
+        self.q_proj, self.k_proj, self.v_proj = (linear(width, inner) for _ in range(3))
+        self.a_proj, self.b_proj = (linear(width, config.num_heads) for _ in range(2))
+        self.g_proj, self.o_proj = linear(width, inner), linear(inner, width)
+        self.q_conv1d, self.k_conv1d, self.v_conv1d = (conv() for _ in range(3))
         self.o_norm = nn.RMSNorm(config.d_head, eps=config.norm_eps)
         self.A_log = nn.Parameter(torch.zeros(config.num_heads))
         self.dt_bias = nn.Parameter(torch.zeros(config.num_heads))
@@ -128,7 +127,8 @@ class LoopedModel(LoopedPreTrainedModel):
         self.schedule = ours.occurrences()
         self.mixer_occurrences = [one for one in self.schedule if one.sublayer == "mixer"]
         self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(LoopedLayer(ours) for _ in range(ours.num_layers))
+        layers = nn.ModuleList(LoopedLayer(ours) for _ in range(ours.num_layers))
+        self.layers = cast(Sequence[LoopedLayer], layers)
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self._table = (_passes(ours),)  # in a tuple, so that its weights are not a second set
         rows = None if self._passes is None else len(self._passes.weight)
@@ -147,7 +147,7 @@ class LoopedModel(LoopedPreTrainedModel):
         """The embedding."""
         return self.embeddings
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: nn.Embedding) -> None:  # pyright: ignore
         """Put another in its place."""
         self.embeddings = value
 
@@ -183,7 +183,7 @@ class LoopedModel(LoopedPreTrainedModel):
             if occurrence.sublayer == "ffn":
                 update = self._run(lambda x, layer=layer: layer.ffn(layer.ffn_norm(x)), residual)
             else:
-                cache = past_key_values.layers[state_at] if past_key_values is not None else None
+                cache = _layer(past_key_values, state_at)
                 run = partial(_mix, layer, keep=keep, state=_state(cache))
                 update, state = self._run(run, residual)
                 if cache is not None and use_cache:
@@ -198,12 +198,12 @@ class LoopedModel(LoopedPreTrainedModel):
         result = BaseModelOutputWithPast(
             last_hidden_state=residual,
             past_key_values=past_key_values if use_cache else None,
-            hidden_states=tuple(seen) if output_hidden_states else None,
+            hidden_states=tuple(seen) if output_hidden_states else None,  # pyright: ignore
         )
         wanted = self.config.return_dict if return_dict is None else return_dict
         return result if wanted else result.to_tuple()
 
-    def _run(self, function: Callable, residual: Tensor):
+    def _run(self, function: Callable[[Tensor], Any], residual: Tensor) -> Any:
         """One occurrence; with checkpointing, its inside is computed again for the backward."""
         if self.gradient_checkpointing and self.training:
             return self._gradient_checkpointing_func(function, residual)
@@ -234,9 +234,9 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
         """The head."""
         return self.lm_head
 
-    def set_output_embeddings(self, value: nn.Module) -> None:
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         """Put another in its place."""
-        self.lm_head = value
+        self.lm_head = new_embeddings
 
     def forward(
         self,
@@ -281,7 +281,7 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
         wanted = self.config.return_dict if return_dict is None else return_dict
         return result if wanted else result.to_tuple()
 
-    def prepare_inputs_for_generation(
+    def prepare_inputs_for_generation(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         input_ids: Tensor,
         past_key_values: Cache | None = None,
@@ -289,16 +289,43 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | None = None,
-        **unused: object,
+        **of_generate: object,
     ) -> dict:
-        """The prompt first, then one token at a time with the state of all before it."""
+        """The prompt first, then one token at a time with the state of all before it.
+
+        What else `generate` keeps for itself, such as the iteration, is of no use to this model;
+        its own check has refused what it does not know.
+        """
         inputs: dict = {"use_cache": use_cache, "logits_to_keep": logits_to_keep or 0}
-        if past_key_values is not None and past_key_values.layers[0].has_previous_state[0]:
+        if _state(_layer(past_key_values, 0)) is not None:
             return {**inputs, "input_ids": input_ids[:, -1:], "past_key_values": past_key_values}
-        prompt = {"input_ids": input_ids} if inputs_embeds is None else {}
         if inputs_embeds is not None:
-            prompt = {"inputs_embeds": inputs_embeds}
-        return {**inputs, **prompt, "attention_mask": attention_mask}
+            return {**inputs, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask}
+        return {**inputs, "input_ids": input_ids, "attention_mask": attention_mask}
+
+
+class FullLoopModel(LoopedModel):
+    """Under the name of the released full loops."""
+
+    config_class = FullLoopConfig
+
+
+class FullLoopForCausalLM(LoopedForCausalLM):
+    """Under the name of the released full loops."""
+
+    config_class = FullLoopConfig
+
+
+class FFNLoopModel(LoopedModel):
+    """Under the name of the released ffn loops."""
+
+    config_class = FFNLoopConfig
+
+
+class FFNLoopForCausalLM(LoopedForCausalLM):
+    """Under the name of the released ffn loops."""
+
+    config_class = FFNLoopConfig
 
 
 def _mix(
@@ -310,13 +337,25 @@ def _mix(
 
 def _kept(attention_mask: Tensor | None, residual: Tensor) -> Tensor | None:
     """Zero where there is padding: a token of zeros writes nothing and leaves no history."""
-    if attention_mask is None or bool(attention_mask.all()):
+    if attention_mask is None:
         return None
     if attention_mask.shape != residual.shape[:2]:
         raise ValueError(
             f"attention_mask must be {tuple(residual.shape[:2])}, got {tuple(attention_mask.shape)}"
         )
+    if bool(attention_mask.all()):
+        return None
     return attention_mask[..., None].to(residual.dtype)
+
+
+def _layer(cache: Cache | None, number: int) -> LinearAttentionLayer | None:
+    """The part of a cache that belongs to a mixer occurrence."""
+    if cache is None:
+        return None
+    layer = cache.layers[number]
+    if not isinstance(layer, LinearAttentionLayer):
+        raise ValueError("past_key_values: not a cache that this model made")
+    return layer
 
 
 def _state(cache: LinearAttentionLayer | None) -> LinearState | None:
