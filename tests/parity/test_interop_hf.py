@@ -192,7 +192,7 @@ def test_the_trainer_trains_it(twin, tmp_path):
     )
     with torch.no_grad():
         before = float(twin(tokens, labels=tokens).loss)
-    Trainer(model=twin, args=arguments, train_dataset=rows).train()
+    Trainer(model=twin, args=arguments, train_dataset=rows).train()  # pyright: ignore
     twin.eval()
     with torch.no_grad():
         assert float(twin(tokens, labels=tokens).loss) < before - 0.5
