@@ -24,7 +24,8 @@ def test_the_commands_run_one_after_another(tmp_path):
     ran = [command for command in commands() if command.startswith("mixerloop ")]
     assert len(ran) >= 5
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    for folder in ("configs", "studies"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     for command in ran:
         done = subprocess.run(
             command, shell=True, cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True

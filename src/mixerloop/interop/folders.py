@@ -13,6 +13,7 @@ from mixerloop import runs
 from mixerloop.config import ImplementationChoice, ModelConfig, RunConfig
 from mixerloop.interop.layout import RESIDUAL_WEIGHT, from_released, to_released
 from mixerloop.interop.released_config import model_config, released_config
+from mixerloop.interop.tokenizer_json import write_tokenizer
 from mixerloop.model.initialization import meta_model
 from mixerloop.model.looped_lm import LoopedLM
 
@@ -41,7 +42,7 @@ def export(model: LoopedLM, folder: Path, *, tokenizer: Path | None = None) -> N
         runs.write_file(making / CONFIG, runs.to_json(facts))
         if tokenizer is not None:
             runs.write_file(making / runs.TOKENIZER, tokenizer.read_bytes())
-            runs.write_file(making / "tokenizer_config.json", runs.to_json(_tokenizer_config()))
+            write_tokenizer(making)
 
 
 def read_exported(
@@ -121,14 +122,3 @@ def _special_tokens(tokenizer: Path) -> dict[str, int]:
     opened = Tokenizer(tokenizer)
     found = {"bos_token_id": opened.bos_id, "eos_token_id": opened.eos_id}
     return {name: number for name, number in found.items() if number >= 0}
-
-
-def _tokenizer_config() -> dict[str, Any]:
-    """A SentencePiece model as transformers' Llama tokenizer reads it; documents start with BOS."""
-    return {
-        "tokenizer_class": "LlamaTokenizer",
-        "add_bos_token": True,
-        "add_eos_token": False,
-        "legacy": False,
-        "clean_up_tokenization_spaces": False,
-    }

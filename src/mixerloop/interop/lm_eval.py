@@ -107,11 +107,14 @@ class MixerLoopLM(TemplateLM):
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """The log probability of whole texts, in windows that each see what was before."""
+        """The log probability of whole texts, in windows that each see what was before.
+
+        As in the harness's own `hf`, a text's start token is scored too, after one that is not.
+        """
         found = []
         for (text,) in (request.args for request in requests):
             windows = get_rolling_token_windows(
-                token_list=self.tok_encode(text, add_special_tokens=False),
+                token_list=self.tok_encode(text),
                 prefix_token=self.prefix_token_id,
                 max_seq_len=self.max_length,
                 context_len=1,
@@ -169,6 +172,9 @@ def _candidate(context: list[int], continuation: list[int], most: int) -> Candid
 
 
 if __name__ == "__main__":
+    import lm_eval.models  # noqa: F401  # its own, which it registers only if there are none yet
     from lm_eval.__main__ import cli_evaluate
+
+    import mixerloop.interop.hf  # noqa: F401  # so that --model hf can read exported folders
 
     cli_evaluate()

@@ -1,0 +1,161 @@
+"""Export, import and lm-eval as a user runs them, offline."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from command_line import mixerloop
+from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
+
+CONFIG = """
+[model]
+num_layers = 2
+d_model = 16
+num_heads = 2
+d_head = 8
+d_ffn = 24
+vocab_size = {vocab}
+schedule = "{schedule}"
+"""
+TASK = """
+task: two_words
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {data}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: answer
+metric_list:
+  - metric: acc
+"""
+TEXT_TASK = """
+task: whole_text
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {data}
+test_split: test
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{{{question}}}}"
+metric_list:
+  - metric: bits_per_byte
+"""
+
+
+def texts():
+    return [f"the {word} sat on the {word}, and {word} was it all day" * 3 for word in WORDS]
+
+
+WORDS = ("cat", "dog", "hat", "mat", "frog", "log", "bird", "wheel", "house", "stone")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = tmp_path_factory.mktemp("interop")
+    model = train_tokenizer(iter(texts()), vocab_size=300)
+    (place / "words.model").write_bytes(model)
+    (place / "small.toml").write_text(CONFIG.format(vocab=300, schedule="mixer_loop(2)"))
+    mixerloop("init", "small.toml", "--tokenizer", "words.model", "--out", "run", cwd=place)
+    mixerloop("export", "run", "--to", "hf", "--out", "hf", cwd=place)
+    return place
+
+
+def test_there_and_back_is_the_same_run(place):
+    mixerloop("import", "hf", "--out", "back", cwd=place)
+    first, second = (place / name / "checkpoints" / "step-0" for name in ("run", "back"))
+    for name in ("model.safetensors", "tokenizer.model"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+def test_an_exported_folder_goes_wherever_a_run_does(place):
+    options = ("--prompt", "the cat", "--max-tokens", 5, "--seed", 1, "--json")
+    found = [
+        json.loads(mixerloop("generate", name, *options, cwd=place).stdout)["tokens"]
+        for name in ("run", "hf")
+    ]
+    assert found[0] == found[1]
+
+
+TRICKY = (
+    *("the cat sat", " the  cat", "a\nb\n\n c", "h\u00e9llo \u2713 \u65e5\u672c"),
+    *("", "  ", "tab\there", "<s> the </s>", "def f(x):\n    return x", "\u2581the"),
+)
+
+
+@pytest.mark.parametrize("text", TRICKY)
+def test_the_tokenizer_of_transformers_gives_our_ids(place, text):
+    transformers = pytest.importorskip("transformers", reason="make peers installs transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(place / "hf")
+    ours = Tokenizer(place / "hf" / "tokenizer.model")
+    assert theirs.encode(text) == ours.encode(text)
+    assert theirs.decode(theirs.encode(text), skip_special_tokens=True) == ours.decode(
+        ours.encode(text)
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["export", "nowhere", "--out", "x"], "nowhere"),
+        (["export", "run", "--out", "hf"], "hf already exists"),
+        (["import", "run", "--out", "x"], "run: no config.json"),
+        (["import", "hf", "--schedule", "mixr_loop", "--out", "x"], "did you mean mixer_loop?"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused(place, refusal, arguments, named):
+    assert named in refusal(*arguments, cwd=place)
+    assert not (place / "x").exists()
+
+
+def lm_eval(place, out, *arguments):
+    environment = {
+        **{name: os.environ[name] for name in ("PATH",)},
+        "OMP_NUM_THREADS": "1",
+        "HOME": str(place),
+        "HF_DATASETS_OFFLINE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    program = (sys.executable, "-m", "mixerloop.interop.lm_eval")
+    asked = ("--tasks", "two_words,whole_text", "--include_path", "tasks", "--output_path", out)
+    done = subprocess.run(
+        [*program, *arguments, *asked, "--device", "cpu", "--batch_size", "2"],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (path,) = (place / out).rglob("results_*.json")
+    return json.loads(path.read_text())["results"]
+
+
+@pytest.mark.slow
+def test_lm_eval_gives_one_score_both_ways(place):
+    pytest.importorskip("lm_eval", reason="lm-eval is an extra: make peers installs it")
+    (place / "tasks").mkdir()
+    rows = [
+        {
+            "question": f"the {one} sat on the {one}, and",
+            "choices": [f" {word}" for word in (one, "wheel of stone", other)],
+            "answer": number % 3,
+        }
+        for number, (one, other) in enumerate(zip(WORDS, reversed(WORDS), strict=True))
+    ]
+    data = place / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (place / "tasks" / "two_words.yaml").write_text(TASK.format(data=data))
+    (place / "tasks" / "whole_text.yaml").write_text(TEXT_TASK.format(data=data))
+    ours = lm_eval(place, "ours", "--model", "mixerloop", "--model_args", "run=run")
+    folder = lm_eval(place, "folder", "--model", "mixerloop", "--model_args", "run=hf")
+    theirs = lm_eval(place, "theirs", "--model", "hf", "--model_args", "pretrained=hf")
+    for task, metric in (("two_words", "acc,none"), ("whole_text", "bits_per_byte,none")):
+        assert ours[task][metric] == folder[task][metric]
+        assert ours[task][metric] == pytest.approx(theirs[task][metric], abs=1e-5)
