@@ -15,6 +15,7 @@ line are cut back to the checkpoint a run is resumed from.
 
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -119,9 +120,12 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(beside)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed process had begun in a folder that nobody else is writing to."""
-    for beside in folder.glob(".*.partial"):
+def remove_leftovers(folder: Path, *, of: str | None = None) -> None:
+    """Remove what a killed process had begun in a folder that nobody else is writing to.
+
+    With `of` only what would have had this name, which nobody else may be writing.
+    """
+    for beside in folder.glob(".*.partial" if of is None else f".{glob.escape(of)}.*.partial"):
         shutil.rmtree(beside) if beside.is_dir() else beside.unlink()
 
 

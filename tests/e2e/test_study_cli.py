@@ -81,6 +81,7 @@ def numbers(study: Path) -> dict:
     for run in sorted((study / "hops").iterdir()):
         if not run.is_dir():
             continue
+        assert not run.name.startswith("."), "a leftover"
         found[run.name, "metrics"] = (run / "metrics.jsonl").read_text()
         for name in NUMBERS:
             result = json.loads((run / "results" / name).read_text())

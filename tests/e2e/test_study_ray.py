@@ -26,7 +26,7 @@ vocab_size = 12
 [data]
 path = "nowhere"
 [train]
-steps = 1500
+steps = 4000
 global_batch = 4
 warmup_steps = 1
 compute_dtype = "float32"

@@ -33,7 +33,7 @@ config = "small.toml"
 prepare = ["hops"]
 arms = ["no_loop", "mixer_loop(2)"]
 seeds = [1, 2]
-measure = ["nll", "transport"]
+measure = ["nll", "hops", "transport"]
 
 [parts.train]
 steps = 6
@@ -97,7 +97,7 @@ def test_a_stack_without_loops_is_deepened_to_the_compute_of_a_loop():
         ("seeds = [1, 2]", "seed = [1, 2]", 8, "unknown key seed; did you mean seeds?"),
         ("seeds = [1, 2]", "seeds = [1, 1]", 8, "give one seed or more, each once"),
         ("seeds = [1, 2]", 'seeds = "1"', 8, "must be a list"),
-        ('"nll", "transport"', '"nll", "transprot"', 9, "transprot"),
+        ('"nll", "hops"', '"nll", "hopz"', 9, "hopz"),
         ("mixer_loop(2)", "mixr_loop(2)", 7, "did you mean mixer_loop?"),
         ("mixer_loop(2)", "3x(A F)", 7, "has 3 layers; the model has 2"),
         ('"mixer_loop(2)"', '"no_loop"', 7, "two models are called 'no_loop'"),
@@ -105,7 +105,12 @@ def test_a_stack_without_loops_is_deepened_to_the_compute_of_a_loop():
         ("steps = 6", "stps = 6", 12, "unknown key stps; did you mean steps?"),
         ("steps = 6", "seed = 6", 12, "seed is for the study to set"),
         ("steps = 6", "warmup_steps = 9", 12, "more than the 4 steps"),
-        ('["hops"]', "[]", 6, "say what makes the data"),
+        ('["hops"]', "[]", 6, "'' makes no data; known: hops, stdlib"),
+        ('["hops"]', '["hopps"]', 6, "did you mean hops?"),
+        ('["hops"]', '["stdlib"]', 9, "hops can be measured on hops only"),
+        ('"no_loop", ', '{ schedule = "no_loop", name = "../x" }, ', 7, "cannot name a folder"),
+        ('name = "hops"', 'name = "figures"', 4, "cannot name a folder"),
+        ("[parts.train]", "[parts.transport]\npositions = 0\n[parts.train]", 11, "positions"),
         ('name = "hops"', 'name = "a/b"', 4, "cannot name a folder"),
         ("seeds =", 'match = "flops"\nseeds =', 8, "needs a budget in flops, and train has steps"),
         ("seeds =", 'match = "seconds"\nseeds =', 8, "needs a budget in seconds"),
@@ -129,7 +134,7 @@ def test_no_number_of_layers_may_be_near_enough(write):
     with pytest.raises(ValueError, match=r"line 7: 'deep' with 1 layers comes to \+"):
         plan_of(write('"mixer_loop(2)"', far))
     unknown = arm.replace('flops_of = "no_loop"', 'flops_of = "nolop"')
-    with pytest.raises(ValueError, match="there is no other model 'nolop'"):
+    with pytest.raises(ValueError, match="there is no other model 'nolop' with"):
         plan_of(write('"mixer_loop(2)"', unknown))
 
 

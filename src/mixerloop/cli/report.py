@@ -72,6 +72,7 @@ def _written(results: "StudyResults", page: Path) -> list[str]:
 
 
 def _of_runs(paths: tuple[Path, ...], page: Path) -> list[str]:
+    """Runs as if they were a study of one part; runs that differ in the seed only are one model."""
     from mixerloop.evaluation.comparison import compare, to_json
     from mixerloop.evaluation.kept_results import read_results
     from mixerloop.reports.study_results import gather
@@ -79,55 +80,47 @@ def _of_runs(paths: tuple[Path, ...], page: Path) -> list[str]:
     for path in paths:
         if not (path / runs.CONFIG).is_file():
             raise ValueError(f"{path}: neither a study's folder nor a run")
-    plan = _plan_of(paths)
+    paths = tuple(path.resolve() for path in paths)
+    if len({path.name for path in paths}) < len(paths):
+        raise ValueError("two runs have the same name; a report needs different ones")
     comparison = None
+    groups = [[path] for path in paths]
     if len(paths) > 1:
         kept = [read_results(path) for path in paths]
         comparison = to_json(compare(kept), kept)
-    return _written(gather(plan, Path(), {"runs": comparison}, None), page)
+        groups = [[Path(run) for run in arm["runs"]] for arm in comparison["arms"]]
+    return _written(gather(_plan_of(groups), Path(), {"runs": comparison}, None), page)
 
 
-def _plan_of(paths: tuple[Path, ...]) -> dict[str, Any]:
-    """Runs as if they were a study of one part."""
-    from mixerloop.model.accounting import account_model
+def _plan_of(groups: list[list[Path]]) -> dict[str, Any]:
+    from mixerloop.model.accounting import account_model, training_flops_per_token
+    from mixerloop.model.initialization import meta_model
 
     arms, cells = [], []
-    for number, path in enumerate(paths, start=1):
-        config = configs.load(path / runs.CONFIG)
-        facts = runs.read_json(path / runs.PROVENANCE)
+    for group in groups:
+        name = group[0].name
+        config = configs.load(group[0] / runs.CONFIG).model
+        model = meta_model(config, implementation="chunked")
         arms.append(
             {
-                "name": path.name,
-                "schedule": notation(config.model.occurrences()),
-                "num_layers": config.model.num_layers,
-                "d_model": config.model.d_model,
-                "parameters": facts["num_parameters"],
-                "flops_per_token": facts["flops_per_token"],
-                "macs": account_model(config.model).projection_macs(),
+                "name": name,
+                "schedule": notation(config.occurrences()),
+                "num_layers": config.num_layers,
+                "d_model": config.d_model,
+                "parameters": sum(parameter.numel() for parameter in model.parameters()),
+                "flops_per_token": training_flops_per_token(model),
+                "macs": account_model(config).projection_macs(),
             }
         )
-        cells.append(
-            {
-                "number": number,
-                "name": str(path),
-                "part": "runs",
-                "arm": path.name,
-                "seed": facts["seed"],
-            }
-        )
-    if len({path.name for path in paths}) < len(paths):
-        raise ValueError("two runs have the same name; a report needs different ones")
+        for path in group:
+            seed = runs.read_json(path / runs.PROVENANCE).get("seed")
+            cells.append({"name": str(path), "part": "runs", "arm": name, "seed": seed})
     part = {
         "name": "runs",
         "match": "as they are",
-        "seeds": sorted({cell["seed"] for cell in cells}),
+        "seeds": sorted({str(cell["seed"]) for cell in cells}),
         "data": "their own data",
         "arms": arms,
     }
-    return {
-        "title": " and ".join(path.name for path in paths),
-        "about": "",
-        "parts": [part],
-        "cells": cells,
-        "provenance": runs.provenance(),
-    }
+    title = " and ".join(arm["name"] for arm in arms)
+    return {"title": title, "about": "", "parts": [part], "cells": cells}

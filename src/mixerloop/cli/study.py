@@ -93,6 +93,7 @@ class Study:
 
         plan.folder.mkdir(parents=True, exist_ok=True)
         runs.check_can_hold(plan.folder)
+        plan.check_unchanged()
         tokenizer = () if self.tokenizer is None else (self.tokenizer,)
         given = {CORPUS: self.corpus, HELD_OUT: self.held_out, TOKENIZER: tokenizer}
         for part in plan.file.study.parts:
@@ -154,12 +155,16 @@ class Study:
             try:
                 if not run_cell(plan, cell, _command, lambda text, at=heading: _say(at, text)):
                     _say(heading, "another process has it")
-            except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
+            except Exception as error:  # the cell's record has all of it
                 _say(heading, f"failed: {one_line(error)}")
                 failed.append(cell.name)
         if (asked := plan.file.study.prefill) is not None and self.cells is None:
             _say("prefill", "timing")
-            run_prefill(plan, asked, _command)
+            try:
+                run_prefill(plan, asked, _command)
+            except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
+                _say("prefill", f"failed: {one_line(error)}")
+                failed.append("prefill")
         return failed
 
     def _finish(self, plan: "Plan") -> None:

@@ -81,8 +81,6 @@ def _show_removal(removed: dict[str, Any]) -> None:
         print(f"{title}, by layer.pass: {', '.join(parts)}")
     value = removed["spearman_marginal_itr_and_skip"]
     if value is not None:
-        low, high = removed["spearman_marginal_itr_and_skip_interval"]
-        print(
-            f"rank correlation of marginal ITR and the cost of leaving a pass out: {value:.2f} "
-            f"[{low:.2f}, {high:.2f}]"
-        )
+        ends = _interval(removed["spearman_marginal_itr_and_skip_interval"], ".2f")
+        what = "marginal ITR and the cost of leaving a pass out"
+        print(f"rank correlation of {what}: {value:.2f} {ends}")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mixerloop import config as configs
+from mixerloop.config import RunConfig
 from mixerloop.evaluation.core.metric import all_centered, core, manipulation
 from mixerloop.evaluation.core.resampling import resampled_accuracies
 from mixerloop.evaluation.difference import PAIRS_FROM, Difference, Scores, difference
@@ -151,9 +152,16 @@ def _arms(results: Sequence[KeptResults]) -> list[Arm]:
 def _differ_by_seed(one: KeptResults, other: KeptResults) -> bool:
     if one.config is None or other.config is None or one.seed is None or one.seed == other.seed:
         return False
-    if (one.trained_on, one.step, one.schedule) != (other.trained_on, other.step, other.schedule):
+    if (one.trained_on, one.schedule) != (other.trained_on, other.schedule):
+        return False
+    if one.step != other.step and not _is_in_seconds(one.config):
         return False
     return not configs.differences(one.config, other.config).keys() - ASIDE
+
+
+def _is_in_seconds(config: RunConfig) -> bool:
+    """Whether runs end at steps of their own, because their budget is a time."""
+    return config.train is not None and config.train.seconds is not None
 
 
 def _check_agree(

@@ -16,6 +16,7 @@ from mixerloop.interop.released_config import model_config, released_config
 from mixerloop.interop.tokenizer_json import write_tokenizer
 from mixerloop.model.initialization import meta_model
 from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.strict import one_line
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
@@ -63,6 +64,8 @@ def read_exported(
         _check_shapes(ours, model, config)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
+    except (TypeError, IndexError, KeyError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"{folder}: damaged, or of another model: {one_line(error)}") from None
     model.load_state_dict(ours, assign=True)
     return model, RunConfig(model=config)
 
@@ -79,22 +82,25 @@ def _config(folder: Path) -> dict[str, Any]:
     return given
 
 
-def _tensors(folder: Path) -> dict[str, Tensor]:
-    """Of one file, or of all that an index names."""
+def weight_files(folder: Path) -> list[Path]:
+    """The file of the weights, or all that an index names."""
     if (folder / WEIGHTS).is_file():
-        files = [folder / WEIGHTS]
-    elif (folder / INDEX).is_file():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
         names = sorted(set(runs.read_json(folder / INDEX)["weight_map"].values()))
         files = [folder / name for name in names]
         for file in files:
             if file.parent != folder:
                 raise ValueError(f"{INDEX}: {file.name} is not in this folder")
-    elif any(path for pattern in PICKLES for path in folder.glob(pattern)):
+        return files
+    if any(path for pattern in PICKLES for path in folder.glob(pattern)):
         raise ValueError("its weights are a pickle, which can run code; convert to safetensors")
-    else:
-        raise ValueError(f"there is no {WEIGHTS}")
+    raise ValueError(f"there is no {WEIGHTS}")
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
-    for file in files:
+    for file in weight_files(folder):
         try:
             with safe_open(file, framework="pt") as opened:
                 found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118

@@ -134,6 +134,8 @@ class MixerLoopLM(TemplateLM):
         until = options.get("until") or []
         stops = [until] if isinstance(until, str) else list(until)
         most = int(options.get("max_gen_toks", DEFAULT_NEW_TOKENS))
+        if not 1 <= most < self.max_length:
+            raise ValueError(f"max_gen_toks must be below max_length = {self.max_length}")
         prompt = self.tok_encode(context)[-(self.max_length - most) :]
         temperature = float(options.get("temperature", 1.0)) if options.get("do_sample") else 0.0
         sampling = Sampling(
@@ -166,6 +168,8 @@ class MixerLoopLM(TemplateLM):
 
 def _candidate(context: list[int], continuation: list[int], most: int) -> Candidate:
     """Cropped from the left; the first token of all can not be scored."""
+    if len(continuation) > most:
+        raise ValueError(f"a continuation has {len(continuation)} tokens; max_length is {most}")
     whole = (context + continuation)[-(most + 1) :]
     start = max(1, len(whole) - len(continuation))
     return Candidate(np.array(whole, dtype=np.int64), start)

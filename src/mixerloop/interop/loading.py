@@ -1,11 +1,12 @@
 """A model from wherever one is: a run, a checkpoint, a folder of `transformers`."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from mixerloop import runs
 from mixerloop.config import ImplementationChoice, RunConfig
-from mixerloop.interop.folders import INDEX, WEIGHTS, is_exported, read_exported
+from mixerloop.interop.folders import is_exported, read_exported, weight_files
 from mixerloop.model.checkpoint import load_model
 from mixerloop.model.looped_lm import LoopedLM
 
@@ -27,9 +28,10 @@ def load_any(path: Path, *, implementation: ImplementationChoice = "auto") -> Lo
     """Load a model; nothing that is loaded can run code."""
     if is_exported(path):
         model, config = read_exported(path, implementation=implementation)
-        weights = path / WEIGHTS
-        named = weights if weights.is_file() else path / INDEX
-        return Loaded(path, model, config, runs.sha256(named), is_run=False)
+        hashes = [runs.sha256(file) for file in weight_files(path)]
+        whole = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode())
+        fingerprint = whole if isinstance(whole, str) else whole.hexdigest()
+        return Loaded(path, model, config, fingerprint, is_run=False)
     folder = runs.find_checkpoint(path)
     model, config = load_model(folder, implementation=implementation)
     return Loaded(folder, model, config, runs.sha256(folder / runs.CONTENTS), is_run=True)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from mixerloop.config import ModelConfig, PassResidual
 from mixerloop.notation import notation
 from mixerloop.schedule import DEFAULT_NUM_PASSES
-from mixerloop.strict import suggest
+from mixerloop.strict import one_of, suggest
 
 ModelType = Literal["gated_deltanet", "mixerloop", "fullloop", "ffnloop"]
 LOOP_OF = {
@@ -86,7 +86,10 @@ def model_config(
             raise ValueError(f"{theirs} is missing")
         if ours in sizes and (isinstance(sizes[ours], bool) or not _is_number(sizes[ours], ours)):
             raise ValueError(f"{theirs} = {sizes[ours]!r}: not a number it can be")
-    unit: PassResidual = given.get("pass_residual") or "none"
+    for key in ("schedule", "pass_residual"):
+        if not isinstance(given.get(key), str | None):
+            raise ValueError(f"{key} = {given[key]!r}: not a text")
+    unit: PassResidual = one_of(PassResidual, given.get("pass_residual") or "none", "pass_residual")
     if residual_passes is not None and unit == "none":
         if kind not in UNIT_OF:
             raise ValueError("a learned residual needs a loop to go round")
@@ -115,4 +118,6 @@ def _loop(kind: str, given: Mapping[str, Any], residual_passes: int | None) -> s
     if kind == "gated_deltanet":
         return "no_loop"
     passes = given.get("num_passes") or residual_passes or DEFAULT_NUM_PASSES
+    if isinstance(passes, bool) or not isinstance(passes, int):
+        raise ValueError(f"num_passes = {passes!r}: not a number it can be")
     return f"{LOOP_OF[kind]}({passes})"

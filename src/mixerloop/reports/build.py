@@ -10,7 +10,7 @@ from mixerloop.reports import charts
 from mixerloop.reports.blocks import Block, Drawing, Findings, Paragraph, Report, Section, Table
 from mixerloop.reports.figure import CONTROL
 from mixerloop.reports.schedule_diagram import draw
-from mixerloop.reports.student_t import mean_and_interval
+from mixerloop.reports.student_t import over_runs
 from mixerloop.reports.study_results import ArmResults, PartResults, StudyResults
 from mixerloop.reports.transport_figures import layers_figure, passes_figure, transport_figures
 
@@ -18,7 +18,7 @@ MATCHED = {
     "parameters+tokens": "All models have the same parameters and see the same tokens in the same "
     "order; they differ in compute.",
     "flops": "All models are trained with the same compute; they differ in the tokens they see.",
-    "seconds": "All models are trained for the same time on one machine.",
+    "seconds": "All models are trained for the same time, on whatever machine each ran on.",
     "as they are": "The runs are shown as they are; nothing says that they are matched.",
 }
 MEASURES = {"nll": "held-out NLL", "core": "CORE", "tasks": "mean of the tasks"}
@@ -72,7 +72,8 @@ def _ordering(part: PartResults, measure: str) -> str:
     resolved = "every difference is resolved" if len(pairs) > 1 else "the difference is resolved"
     if open_pairs:
         resolved = f"not resolved: {'; '.join(open_pairs)}"
-    return f"{part.name}, {_title(measure)}, best first: {order}; {resolved} ({pairs[0]['seeds']})"
+    seeds = "; or ".join(sorted({pair["seeds"] for pair in pairs}))
+    return f"{part.name}, {_title(measure)}, best first: {order}; {resolved} ({seeds})"
 
 
 def _unfinished(results: StudyResults) -> Iterator[Block]:
@@ -84,15 +85,16 @@ def _compared(part: PartResults) -> Iterator[Block]:
     facts = part.facts
     arm = part.arms[0].facts
     seeds = ", ".join(map(str, facts["seeds"]))
+    alike = [one for one in part.arms if not one.facts.get("deepened")]
     yield Paragraph(
-        f"{len(part.arms)} models of {arm['num_layers']} layers, width {arm['d_model']}, on "
+        f"{len(alike)} models of {arm['num_layers']} layers, width {arm['d_model']}, on "
         f"{facts['data']}; seeds {seeds}. {MATCHED[facts['match']]}"
     )
     for other in part.arms:
         if other.facts.get("deepened"):
             yield Paragraph(
-                f"{other.name} has {other.facts['num_layers']} layers, so that a token costs what "
-                f"it costs in {other.facts['deepened']}: a control with more parameters."
+                f"Besides, {other.name} has {other.facts['num_layers']} layers, so that a token "
+                f"costs what it costs in {other.facts['deepened']}: a control with more parameters."
             )
     schedules = {one.name: parse(one.facts["schedule"]) for one in part.arms}
     yield Drawing(f"{part.name}-schedules", "The schedules", draw(schedules, arm["macs"]))
@@ -134,9 +136,11 @@ def _results_table(part: PartResults) -> Table:
     columns += ["later gain, nats"] if "transport" in measured else []
     columns += ["training, s"]
     rows = [_results_row(part, arm, measured, hops) for arm in part.arms]
-    several = max(len(arm.runs) for arm in part.arms) > 1
-    over = "seeds (t)" if several else "documents, windows or sequences; one seed each"
-    return Table("Results", columns, rows, f"Intervals are of 95 %, over {over}.")
+    counts = {len(arm.runs) for arm in part.arms}
+    over = "seeds (Student's t)" if counts != {1} else "documents, windows or sequences"
+    alone = " and, where a model has one, over documents, windows or sequences"
+    note = f"Intervals are of 95 %, over {over}{alone if 1 in counts and len(counts) > 1 else ''}."
+    return Table("Results", columns, rows, note)
 
 
 def _results_row(
@@ -190,14 +194,10 @@ def _scaled(core: dict[str, Any], name: str) -> dict[str, float] | None:
 
 
 def _over_runs(found: Sequence[dict[str, Any] | None], digits: int) -> str:
-    """Several seeds: their mean and its interval. One: its own interval."""
     known = [one for one in found if one is not None]
     if not known:
         return ""
-    if len(known) == 1:
-        value, low, high = (known[0][key] for key in ("value", "lower", "upper"))
-    else:
-        value, low, high = mean_and_interval([one["value"] for one in known])
+    value, low, high = over_runs(known)
     return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
@@ -217,7 +217,8 @@ def _pairs_table(part: PartResults) -> Table:
                 ]
             )
     columns = ["models", "measure", "difference", "95 % interval", "verdict"]
-    note = f"{part.comparison['pairs'][0]['seeds'].capitalize()}. Resolved: zero is outside."
+    seeds = sorted({pair["seeds"] for pair in part.comparison["pairs"]})
+    note = f"{'; or '.join(seeds).capitalize()}. Resolved: zero is outside."
     return Table("Differences", columns, rows, note)
 
 
@@ -288,7 +289,7 @@ def _transport(part: PartResults) -> Iterator[Block]:
         ]
         for name, one in shown.items()
     ]
-    note = f"Seed {part.arms[0].runs[0].seed}; intervals over windows; {first['compute_dtype']}."
+    note = f"The first seed of each model; intervals over windows; {first['compute_dtype']}."
     yield Table("Transport", columns, rows, note)
 
 
@@ -366,9 +367,18 @@ def _provenance(results: StudyResults) -> Iterator[Block]:
                     )
     columns = ["run", "result", "seed", "operators", "type", "weights", "data", "commit", "made"]
     yield Table("Results", columns, rows)
-    facts = results.plan["provenance"]
-    where = facts["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    yield Paragraph(
-        f"Machine: {where['processor']}, {where['cores']} cores, {where['system']}. {versions}."
-    )
+    for where, versions in sorted(set(_machines(results))):
+        yield Paragraph(f"Machine: {where}. {versions}.")
+
+
+def _machines(results: StudyResults) -> Iterator[tuple[str, str]]:
+    """Where results were made, as each of them says."""
+    for part in results.parts:
+        for run in (run for arm in part.arms for run in arm.runs):
+            for one in run.results.values():
+                facts = one["provenance"]
+                where, versions = facts["machine"], facts["versions"]
+                yield (
+                    f"{where['processor']}, {where['cores']} cores, {where['system']}",
+                    ", ".join(f"{name} {version}" for name, version in versions.items()),
+                )

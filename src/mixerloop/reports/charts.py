@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mixerloop.reports.figure import Figure, Row, data, dressed, model_color
+from mixerloop.reports.student_t import over_runs
 from mixerloop.reports.study_results import PartResults
 
 if TYPE_CHECKING:
@@ -105,15 +106,15 @@ def hops(part: PartResults) -> Figure | None:
         found = arm.measured("hops")
         for position in range(len(found[0]["accuracy_by_hop"]) if found else 0):
             asked = [one["accuracy_by_hop"][position] for one in found]
-            values = [one["accuracy"]["value"] for one in asked]
             guess[asked[0]["hops"]] = asked[0]["guess"]
+            value, low, high = over_runs([one["accuracy"] for one in asked])
             rows.append(
                 {
                     "model": arm.name,
                     "hops": asked[0]["hops"],
-                    "accuracy": sum(values) / len(values),
-                    "low": min(one["accuracy"]["lower"] for one in asked),
-                    "high": max(one["accuracy"]["upper"] for one in asked),
+                    "accuracy": value,
+                    "low": low,
+                    "high": high,
                 }
             )
     if not rows:

@@ -51,4 +51,4 @@ def _kind(block: object) -> str:
 
 def _spec(figure: Figure) -> str:
     """A chart's description, safe inside a script element."""
-    return json.dumps(figure.spec()).replace("</", "<\\/")
+    return json.dumps(figure.spec()).replace("<", "\\u003c")

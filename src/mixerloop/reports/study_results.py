@@ -71,6 +71,9 @@ class StudyResults:
 def read_study(folder: Path) -> StudyResults:
     """Read the folder of a study, finished or not."""
     plan = runs.read_json(folder / study_folder.PLAN)
+    for name in (*(part["name"] for part in plan["parts"]), *(one["arm"] for one in plan["cells"])):
+        if "/" in name or name.startswith("."):
+            raise ValueError(f"{folder / study_folder.PLAN}: '{name}' is no name of this study's")
     comparisons = {
         part["name"]: _read(folder / part["name"] / study_folder.COMPARISON)
         for part in plan["parts"]
@@ -104,11 +107,22 @@ def gather(
             PartResults(
                 facts=part,
                 arms=[arm for arm in arms if arm.runs],
-                comparison=comparisons.get(part["name"]),
+                comparison=_of_these(comparisons.get(part["name"]), found),
                 missing=[name for name, run in found.items() if run is None],
             )
         )
     return StudyResults(plan=plan, parts=parts, prefill=prefill)
+
+
+def _of_these(
+    comparison: dict[str, Any] | None, found: "Mapping[str, RunResults | None]"
+) -> dict[str, Any] | None:
+    """A comparison, unless it speaks of runs that are no longer there."""
+    names = {run.path.name for run in found.values() if run is not None}
+    if comparison is None:
+        return None
+    spoken_of = {Path(run).name for arm in comparison["arms"] for run in arm["runs"]}
+    return comparison if spoken_of <= names else None
 
 
 def _run(path: Path, seed: int | None) -> RunResults | None:

@@ -32,6 +32,7 @@ Say = Callable[[str], None]
 State = Literal["done", "failed", "running", "begun", "waiting"]
 
 MANIFEST = "manifest.json"
+FILES = "files.json"
 RESULT_OF: dict[Measure, str] = {
     "nll": study_folder.NLL,
     "hops": study_folder.HOPS,
@@ -80,12 +81,28 @@ def is_done(plan: Plan, cell: Cell) -> bool:
     return state_of(plan.folder, cell.name, cell.measure).state == "done"
 
 
+def check_files(plan: Plan, part: PartSettings, given: dict[str, Sequence[Path]]) -> None:
+    """Refuse other files than the ones the data was made of."""
+    path = record_of(plan.folder, f"data-{part.name}") / FILES
+    if not path.is_file():
+        return
+    before = runs.read_json(path)
+    for word, files in given.items():
+        named = [str(one.resolve()) for one in files]
+        if word in part.prepare and named and named != before[word]:
+            raise ValueError(
+                f"{plan.data(part.name)}: was made of other files: {', '.join(before[word])}; "
+                "choose another --out"
+            )
+
+
 def prepare_data(
     plan: Plan, part: PartSettings, command: Command, given: dict[str, Sequence[Path]]
 ) -> None:
     """Make the data of a part, or wait for whoever is making it."""
     data = plan.data(part.name)
     if (data / MANIFEST).is_file():
+        check_files(plan, part, given)
         return
     arguments: list[str] = []
     for word in part.prepare:
@@ -103,6 +120,8 @@ def prepare_data(
             if not mine:
                 time.sleep(WAIT_SECONDS)
             elif not (data / MANIFEST).is_file():
+                files = {word: [str(one.resolve()) for one in given[word]] for word in given}
+                runs.write_file(record / FILES, runs.to_json(files))
                 _logged(command, ["data", "prepare", *arguments, "--out", str(data)], record)
 
 
@@ -140,6 +159,7 @@ def run_cell(plan: Plan, cell: Cell, command: Command, say: Say) -> bool:
 
 def _run(plan: Plan, cell: Cell, command: Command, say: Say, record: Path) -> None:
     run = plan.run(cell)
+    runs.remove_leftovers(run.parent, of=run.name)
     if not run.exists():
         config = record / runs.CONFIG
         runs.write_file(config, configs.dump(cell.config))
@@ -185,13 +205,15 @@ def run_prefill(plan: Plan, asked: PrefillSettings, command: Command) -> None:
 def compare_parts(plan: Plan, command: Command) -> None:
     """Set the models of each part against each other; what was measured of all of them counts."""
     for part in plan.file.study.parts:
+        path = plan.folder / part.name / COMPARISON
+        path.unlink(missing_ok=True)  # it would speak of other runs
         done = [cell for cell in plan.of(part.name) if is_done(plan, cell)]
         measured = {"nll", "core"} & set(part.measure)
         if len({cell.arm for cell in done}) < 2 or not measured:
             continue
         names = [str(plan.run(cell)) for cell in done]
         found = json.loads(_output(command, ["evaluate", "compare", *names, "--json"]))
-        runs.write_file(plan.folder / part.name / COMPARISON, runs.to_json(found))
+        runs.write_file(path, runs.to_json(found))
 
 
 @contextlib.contextmanager

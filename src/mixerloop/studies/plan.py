@@ -1,7 +1,8 @@
 """From a study file to cells: one model, one seed, trained and measured."""
 
 import dataclasses
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from mixerloop.model.accounting import account_model, training_flops_per_token
 from mixerloop.model.initialization import meta_model
 from mixerloop.notation import notation
 from mixerloop.studies.study import ArmSettings, Match, Measure, PartSettings, StudyFile
-from mixerloop.study_folder import DATA, PLAN
+from mixerloop.study_folder import DATA, PLAN, PREFILL
 
 FLOPS_AGREE = 0.05
 """How near to another model's compute per token whole layers must come."""
@@ -71,6 +72,27 @@ class Plan:
         """Keep what a report or a status needs to know, in one file."""
         runs.write_file(self.folder / PLAN, runs.to_json(self.to_json()))
 
+    def check_unchanged(self) -> None:
+        """Refuse a folder whose data or measurements were made as another plan said."""
+        path = self.folder / PLAN
+        if not path.is_file():
+            return
+        before, now = runs.read_json(path), json.loads(runs.to_json(self.to_json()))
+        parts = {part["name"]: part for part in before["parts"]}
+        for part in now["parts"]:
+            for key in ("data", "transport"):
+                old = parts.get(part["name"], part)[key]
+                if old != part[key]:
+                    raise ValueError(
+                        f"{self.folder}: {part['name']} was made with {key} {old}, and the study "
+                        f"now says {part[key]}; choose another --out"
+                    )
+        if before["prefill"] != now["prefill"] and (self.folder / PREFILL).is_file():
+            raise ValueError(
+                f"{self.folder / PREFILL}: was measured with {before['prefill']}, and the study "
+                "now says other; remove it or choose another --out"
+            )
+
     def to_json(self) -> dict[str, Any]:
         """Parts with their models, and cells."""
         study = self.file.study
@@ -85,6 +107,7 @@ class Plan:
                     "measure": list(part.measure),
                     "seeds": list(part.seeds),
                     "data": " ".join(part.prepare),
+                    "transport": asdict(part.transport),
                     "arms": [self._arm(part, arm) for arm in part.arms],
                 }
                 for part in study.parts
@@ -100,7 +123,7 @@ class Plan:
                 }
                 for cell in self.cells
             ],
-            "prefill": study.prefill is not None,
+            "prefill": None if study.prefill is None else asdict(study.prefill),
             "provenance": runs.provenance(),
         }
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mixerloop.strict import from_dict, one_line
+from mixerloop.config import PRESETS
+from mixerloop.strict import from_dict, one_line, suggest
+from mixerloop.study_folder import CELLS, DATA, FIGURES
 
 Match = Literal["parameters+tokens", "flops", "seconds"]
 """What all models of a part share."""
@@ -16,7 +18,11 @@ Measure = Literal["nll", "hops", "core", "transport"]
 
 CORPUS, HELD_OUT, TOKENIZER = "{corpus}", "{held_out}", "{tokenizer}"
 """In `prepare`: the files a user names with --corpus, --held-out and --tokenizer."""
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+ARM_NAME = re.compile(r"[A-Za-z0-9(][^/\\\x00-\x1f<>]*")
+RESERVED = (DATA, CELLS, FIGURES)
+"""Folders of a study that are not parts."""
+SOURCES = ("hops", "stdlib", "text", "climbmix")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,10 +145,12 @@ def _with_whole_arms(tables: dict[str, Any]) -> dict[str, Any]:
 def _check(file: StudyFile) -> None:
     if not file.study.parts:
         raise file.refused("parts", "a study needs a part or more")
+    if file.study.prefill is not None:
+        _check_prefill(file, file.study.prefill)
     names = [part.name for part in file.study.parts]
     for index, part in enumerate(file.study.parts):
         here = f"parts[{index}]"
-        if not NAME.fullmatch(part.name) or names.count(part.name) > 1 or part.name == "data":
+        if not NAME.fullmatch(part.name) or names.count(part.name) > 1 or part.name in RESERVED:
             raise file.refused(f"{here}.name", f"'{part.name}' cannot name a folder of its own")
         titles = [arm.title for arm in part.arms]
         if not titles:
@@ -150,21 +158,53 @@ def _check(file: StudyFile) -> None:
         for title in titles:
             if titles.count(title) > 1:
                 raise file.refused(f"{here}.arms", f"two models are called '{title}'")
+            if not ARM_NAME.fullmatch(title):
+                raise file.refused(f"{here}.arms", f"'{title}' cannot name a folder; give a name")
+        plain = [arm.title for arm in part.arms if arm.layers_for_flops_of is None]
         for arm in part.arms:
             other = arm.layers_for_flops_of
-            if other is not None and (other not in titles or other == arm.title):
-                raise file.refused(f"{here}.arms", f"there is no other model '{other}'")
+            if other is not None and other not in plain:
+                raise file.refused(
+                    f"{here}.arms", f"there is no other model '{other}' with layers of its own"
+                )
         if not part.seeds or len(set(part.seeds)) < len(part.seeds):
             raise file.refused(f"{here}.seeds", "give one seed or more, each once")
         if min(part.cpus, part.gpus + 1) < 1:
             raise file.refused(f"{here}.cpus", "a cell needs a processor")
-        if not part.prepare:
-            raise file.refused(f"{here}.prepare", "say what makes the data, such as hops")
-        if "transport" in part.measure and part.transport.windows < 2:
-            raise file.refused(f"{here}.transport", "an interval needs two windows or more")
+        if not part.prepare or part.prepare[0] not in SOURCES:
+            given = part.prepare[0] if part.prepare else ""
+            raise file.refused(
+                f"{here}.prepare", f"'{given}' makes no data; {suggest(given, SOURCES)}"
+            )
+        if "hops" in part.measure and part.prepare[0] != "hops":
+            raise file.refused(f"{here}.measure", "hops can be measured on hops only")
+        _check_transport(file, f"{here}.transport", part)
         for section, key in (("model", "schedule"), ("data", "path"), ("train", "seed")):
             if key in getattr(part, section):
                 raise file.refused(f"{here}.{section}.{key}", f"{key} is for the study to set")
+
+
+def _check_transport(file: StudyFile, place: str, part: PartSettings) -> None:
+    asked = part.transport
+    if asked.windows < 2:
+        raise file.refused(place, "an interval needs two windows or more")
+    room = asked.context - 1 - asked.context // 2
+    if asked.positions < 1 or (part.prepare[0] != "hops" and asked.positions > room):
+        raise file.refused(
+            place,
+            f"{asked.context} tokens have room for 1 to {room} positions, not {asked.positions}",
+        )
+
+
+def _check_prefill(file: StudyFile, asked: PrefillSettings) -> None:
+    for size in asked.sizes:
+        if size not in PRESETS:
+            raise file.refused(
+                "prefill.sizes", f"unknown preset '{size}'; {suggest(size, PRESETS)}"
+            )
+    numbers = (*asked.batches, asked.length, asked.warmup, asked.repeats)
+    if not asked.sizes or not asked.batches or min(numbers) < 1:
+        raise file.refused("prefill", "name sizes and batches; every number must be at least 1")
 
 
 def _refused(path: Path, text: str, place: str, reason: object) -> ValueError:

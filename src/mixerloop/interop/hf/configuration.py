@@ -6,7 +6,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from mixerloop.config import ModelConfig
-from mixerloop.interop.released_config import WITHOUT_MEANING, model_config
+from mixerloop.interop.released_config import MUST_BE, WITHOUT_MEANING, model_config
 from mixerloop.strict import suggest
 
 
@@ -39,18 +39,19 @@ class MixerLoopConfig(PreTrainedConfig):
         """Refuse what no model here has; a misspelt key would otherwise do nothing."""
         base = {"name_or_path", "attn_implementation", "experts_implementation", "num_labels"}
         ours = set(type(self).__dataclass_fields__)
+        checked = {key: kwargs.pop(key) for key in (*MUST_BE, "num_v_heads") if key in kwargs}
         for key in kwargs:
             if key not in WITHOUT_MEANING | base and not key.startswith("_"):
                 raise ValueError(f"unknown key {key}; {suggest(key, sorted(ours))}")
         super().__post_init__(**kwargs)
-        self.model()
+        self.model(**checked)
 
-    def model(self) -> ModelConfig:
-        """As our own models have it."""
+    def model(self, **checked: Any) -> ModelConfig:
+        """As our own models have it; `checked` are keys that must have the one value it has."""
         keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_heads", "head_dim")
         keys += ("intermediate_size", "conv_size", "norm_eps", "schedule", "num_passes")
         given = {key: getattr(self, key) for key in (*keys, "pass_residual")}
-        return model_config({"model_type": self.model_type, **given})
+        return model_config({"model_type": self.model_type, **given, **checked})
 
 
 @strict

@@ -103,6 +103,17 @@ class LoopedPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["LoopedLayer"]  # noqa: RUF012
     _is_stateful = True
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
+        """As transformers has it, but weights that do not fit are an error and not a warning."""
+        load: Any = super().from_pretrained
+        model, found = load(*args, output_loading_info=True, **options)
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+            if names := sorted(map(str, found[kind])):
+                hint = "; its config needs pass_residual" * any("residual" in one for one in names)
+                raise ValueError(f"{kind.replace('_', ' ')}: {', '.join(names)}{hint}")
+        return (model, found) if output_loading_info else model
+
     def _init_weights(self, module: nn.Module) -> None:
         """Fresh weights; those of a study come from mixerloop itself, which draws them by name."""
         if isinstance(module, nn.Linear | nn.Conv1d | nn.Embedding):
