@@ -225,6 +225,7 @@ def test_what_cannot_be_done_is_refused(place, refusal, arguments, named):
 
 def test_missing_data_is_refused_before_anything_is_trained(place, refusal):
     yours = STUDY.replace('prepare = ["hops"]', 'prepare = ["text", "{corpus}"]')
+    yours = yours.replace('["nll", "hops", "transport"]', '["nll", "transport"]')
     (place / "yours.toml").write_text(yours)
     named = refusal("study", "yours.toml", "--out", "yours", cwd=place)
     assert "yours.toml, line 8: this data needs files of yours: --corpus FILE" in named
