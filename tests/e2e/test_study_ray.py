@@ -26,7 +26,7 @@ vocab_size = 12
 [data]
 path = "nowhere"
 [train]
-steps = 1500
+steps = {steps}
 global_batch = 4
 warmup_steps = 1
 compute_dtype = "float32"
@@ -45,25 +45,29 @@ cpus = 1
 """
 COMMAND = (sys.executable, "-m", "mixerloop", "study", "study.toml")
 PATIENCE = 120
+STEPS = 1500
+NAMES = ("no_loop-seed1", "mixer_loop(2)-seed1")
 
 
-def ray_workers_with_a_cell() -> list[int]:
-    """Processes of Ray that run a cell now."""
-    found = []
+def worker_in_training(study: Path) -> int | None:
+    """A process of Ray whose cell has made some steps, and not yet half of them."""
     for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            try:
-                title = (folder / "cmdline").read_bytes().decode(errors="replace")
-            except OSError:
-                continue
-            if title.startswith("ray::_run_cell"):
-                found.append(int(folder.name))
-    return found
+        try:
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            continue
+        if "--cells" in words and str(study) in words:
+            name = NAMES[int(words[words.index("--cells") + 1]) - 1]
+            metrics = study / "hops" / name / "metrics.jsonl"
+            if metrics.is_file() and 0 < metrics.read_text().count("\n") < STEPS // 2:
+                return parent
+    return None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for Ray's workers in /proc")
 def test_a_killed_workers_cell_is_run_elsewhere_to_the_same_numbers(tmp_path):
-    (tmp_path / "small.toml").write_text(CONFIG)
+    (tmp_path / "small.toml").write_text(CONFIG.format(steps=STEPS))
     (tmp_path / "study.toml").write_text(STUDY)
     mixerloop("study", "study.toml", "--out", "here", cwd=tmp_path)
     process = subprocess.Popen(
@@ -75,20 +79,19 @@ def test_a_killed_workers_cell_is_run_elsewhere_to_the_same_numbers(tmp_path):
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
     )
     try:
-        trained = tmp_path / "there" / "hops"
         began = time.monotonic()
-        while len(ray_workers_with_a_cell()) < 2 or len(list(trained.glob("*/metrics.jsonl"))) < 2:
+        while (worker := worker_in_training(tmp_path / "there")) is None:
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() - began < PATIENCE, "no worker began"
-            time.sleep(0.1)
-        os.kill(max(ray_workers_with_a_cell()), signal.SIGKILL)  # the one that began last
+            time.sleep(0.02)
+        os.kill(worker, signal.SIGKILL)
         said, _ = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
         process.communicate()
     assert process.returncode == 0, said
     assert said.count(": done") == 2
-    for name in ("no_loop-seed1", "mixer_loop(2)-seed1"):
+    for name in NAMES:
         here, there = (tmp_path / place / "hops" / name for place in ("here", "there"))
         assert (here / "metrics.jsonl").read_text() == (there / "metrics.jsonl").read_text()
         first, second = (
@@ -97,7 +100,7 @@ def test_a_killed_workers_cell_is_run_elsewhere_to_the_same_numbers(tmp_path):
         assert first["nll"] == second["nll"]
     sessions = [
         len(json.loads((run / "provenance.json").read_text())["sessions"])
-        for run in sorted(trained.glob("*-seed1"))
+        for run in (tmp_path / "there" / "hops" / name for name in NAMES)
     ]
     assert sorted(sessions) == [1, 2]
     shutil.rmtree(tmp_path / "there")
