@@ -1,11 +1,13 @@
 """Export, import and lm-eval as a user runs them, offline."""
 
+import io
 import json
 import os
 import subprocess
 import sys
 
 import pytest
+import sentencepiece
 
 from command_line import mixerloop
 from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
@@ -98,6 +100,23 @@ def test_the_tokenizer_of_transformers_gives_our_ids(place, text):
     assert theirs.decode(theirs.encode(text), skip_special_tokens=True) == ours.decode(
         ours.encode(text)
     )
+
+
+def test_a_tokenizer_that_transformers_would_read_otherwise_is_refused(place, refusal):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts()),
+        model_writer=model,
+        model_type="unigram",
+        vocab_size=60,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    (place / "unigram.model").write_bytes(model.getvalue())
+    mixerloop("init", "small.toml", "--tokenizer", "unigram.model", "--out", "other", cwd=place)
+    named = refusal("export", "other", "--out", "x", cwd=place)
+    assert "the tokenizer cannot be exported" in named
+    assert not (place / "x").exists()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from mixerloop.config import ModelConfig
 from mixerloop.interop.folders import export, is_exported, read_exported
 from mixerloop.interop.layout import FLASH_LINEAR_ATTENTION, from_released, to_released
+from mixerloop.interop.loading import load_any
 from mixerloop.interop.released_config import model_config, released_config
 from mixerloop.model.initialization import fresh_model
 from mixerloop.schedule import LOOPS
@@ -106,6 +107,9 @@ def test_half_precision_checkpoints_are_widened(tiny):
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"num_heads": 0}, "num_heads must be from 1"),
         ({"schedule": "5x(A F)"}, "has 5 layers; the model has 3"),
+        ({"pass_residual": "foo"}, "unknown pass_residual 'foo'"),
+        ({"pass_residual": ["mixer"]}, "pass_residual = ['mixer']: not a text"),
+        ({"schedule": 5}, "schedule = 5: not a text"),
         ({"head_dim": 4}, "its weights do not fit its config"),
         ({"num_hidden_layers": 4, "schedule": "no_loop"}, "missing model.layers.3"),
         ({"num_hidden_layers": 2, "schedule": "no_loop"}, "unexpected model.layers.2"),
@@ -140,6 +144,47 @@ def test_damage_is_named(tiny, tmp_path):
     (tmp_path / "hf" / "pytorch_model.bin").unlink()
     save_file({"x": torch.zeros(1)}, weights)
     with pytest.raises(ValueError, match="not JSON"):
+        read_exported(tmp_path / "hf")
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("model.residual_weight", torch.tensor(1.0)),
+        ("model.layers.0.mixer.q_conv1d.weight", torch.zeros(16)),
+        ("model.layers.0.mixer.k_proj.weight", torch.zeros(7, 9)),
+    ],
+)
+def test_a_tensor_of_another_kind_is_refused_in_a_line(tiny, tmp_path, name, tensor):
+    export(model_of(tiny), tmp_path / "hf")
+    weights = tmp_path / "hf" / "model.safetensors"
+    save_file(load_file_of(weights.read_bytes(), tmp_path) | {name: tensor}, weights)
+    with pytest.raises(ValueError, match=r"hf: "):
+        read_exported(tmp_path / "hf")
+
+
+def test_shards_are_read_and_known_by_all_of_their_bytes(tiny, tmp_path):
+    export(model_of(tiny), tmp_path / "hf")
+    weights = tmp_path / "hf" / "model.safetensors"
+    tensors = load_file_of(weights.read_bytes(), tmp_path)
+    names = sorted(tensors)
+    index = {name: f"part-{number % 2}.safetensors" for number, name in enumerate(names)}
+
+    def write(scale):
+        for part in sorted(set(index.values())):
+            mine = {name: scale * tensors[name] for name in names if index[name] == part}
+            save_file(mine, tmp_path / "hf" / part)
+        return load_any(tmp_path / "hf").fingerprint
+
+    weights.unlink()
+    (tmp_path / "hf" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    first = write(1.0)
+    model, _ = read_exported(tmp_path / "hf")
+    assert torch.equal(model.embedding.weight, tensors["model.embeddings.weight"])
+    assert write(2.0) != first
+    outside = {"weight_map": {"x": "../whole.safetensors"}}
+    (tmp_path / "hf" / "model.safetensors.index.json").write_text(json.dumps(outside))
+    with pytest.raises(ValueError, match="is not in this folder"):
         read_exported(tmp_path / "hf")
 
 

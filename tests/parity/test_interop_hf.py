@@ -1,6 +1,8 @@
 """The exported model in `transformers`: the same logits, and all that others expect of a model."""
 
 import dataclasses
+import json
+from typing import Any
 
 import pytest
 import torch
@@ -174,6 +176,26 @@ def test_an_unknown_key_of_a_config_is_an_error(tmp_path, twin):
     with pytest.raises(ValueError, match="unknown key num_pases"):
         mixerloop.interop.hf.MixerLoopConfig(num_pases=3)  # pyright: ignore
     assert type(twin.config).model_type == "mixerloop"
+
+
+def test_keys_that_must_have_one_value_may_be_there_with_it():
+    make: Any = mixerloop.interop.hf.MixerLoopConfig
+    assert make(expand_v=1.0, use_gate=True, hidden_act="swish", num_v_heads=4).num_heads == 4
+    with pytest.raises(ValueError, match="expand_v = 2"):
+        make(expand_v=2)
+    with pytest.raises(ValueError, match="num_v_heads"):
+        make(num_v_heads=5)
+
+
+def test_a_learned_residual_that_the_config_does_not_know_is_an_error(tiny, tmp_path):
+    config = dataclasses.replace(tiny, schedule="mixer_loop(2)", pass_residual="mixer")
+    export(fresh_model(config, seed=3), tmp_path / "hf")
+    path = tmp_path / "hf" / "config.json"
+    given = json.loads(path.read_text())
+    del given["pass_residual"]
+    path.write_text(json.dumps(given))
+    with pytest.raises(ValueError, match=r"model\.residual_weight; its config needs pass_residual"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
 
 
 def test_the_trainer_trains_it(twin, tmp_path):
