@@ -96,6 +96,16 @@ def test_how_a_run_was_computed_makes_no_other_architecture():
     assert len(_arms([one, other, run("f", "2x(A F)")])) == 2
 
 
+def test_seeds_that_were_given_a_time_end_at_steps_of_their_own():
+    def timed(name, seed, step):
+        train = TrainConfig(seconds=60, seed=seed)
+        config = RunConfig(model=dataclasses.replace(MODEL, schedule="2x(A2 F)"), train=train)
+        return run(name, seed=seed, config=config, step=step)
+
+    found = names([timed("a", 1, "step-9"), timed("b", 2, "step-11"), run("f", "2x(A F)")])
+    assert found[0] == ("2x(A2 F)", (0, 1), (1, 2))
+
+
 def test_parts_of_tasks_add_up_and_one_that_carries_the_difference_is_named():
     """The paper's case: BoolQ makes it, and every model is below the majority class."""
     cores = [kept_core(boolq=0.60, copa=0.60), kept_core(boolq=0.53, copa=0.59)]
