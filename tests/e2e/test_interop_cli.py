@@ -83,6 +83,12 @@ def test_an_exported_folder_goes_wherever_a_run_does(place):
         for name in ("run", "hf")
     ]
     assert found[0] == found[1]
+    shape = ("--windows", 2, "--context", 16, "--positions", 2, "--repeats", 1, "--json")
+    for name in ("run", "hf"):
+        timed = mixerloop("bench", "transport", "--size", name, *shape, cwd=place)
+        assert json.loads(timed.stdout)["size"] == name
+    uniform = mixerloop("evaluate", "nll", "hf", "--data", "no-data", cwd=place, code=2).stderr
+    assert "no-data" in uniform
 
 
 TRICKY = (

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from mixerloop.benchmarking.measure import Quartiles, check_close, interleaved
-from mixerloop.config import preset
+from mixerloop.config import ModelConfig
 from mixerloop.model.decoding import advance, prefill, start
 from mixerloop.model.initialization import fresh_model
 
@@ -43,14 +43,14 @@ class DecodeResult:
 
 @torch.inference_mode()
 def measure_decode(
-    size: str, schedule: str, *, repeats: int, recompute_repeats: int
+    size: str, config: ModelConfig, schedule: str, *, repeats: int, recompute_repeats: int
 ) -> DecodeResult:
     """Check a decoded token against the whole forward, then time tokens in turn.
 
     The states are made by real prefixes. The forward over the prefix is timed in turn with a few
     tokens decoded in a row, which is how tokens are decoded.
     """
-    model = fresh_model(replace(preset(size), schedule=schedule), seed=0).eval()
+    model = fresh_model(replace(config, schedule=schedule), seed=0).eval()
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.config.vocab_size, (1, PREFIXES[-1] + 1), generator=generator)
     states = {n: prefill(model, tokens[:, :n], start(model))[1] for n in PREFIXES}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from mixerloop.benchmarking.measure import Quartiles, check_close, interleaved
-from mixerloop.config import ComputeDtype, preset
+from mixerloop.config import ComputeDtype, ModelConfig
 from mixerloop.model.accounting import account_model, account_schedule
 from mixerloop.model.initialization import fresh_model
 from mixerloop.model.looped_lm import LoopedLM
@@ -42,9 +42,8 @@ class Prefill:
 
     compute_dtype: ComputeDtype
 
-    def __init__(self, size: str, *, compute_dtype: ComputeDtype) -> None:
-        self.size, self.compute_dtype = size, compute_dtype
-        config = preset(size)
+    def __init__(self, size: str, config: ModelConfig, *, compute_dtype: ComputeDtype) -> None:
+        self.size, self.config, self.compute_dtype = size, config, compute_dtype
         self.models = {
             loop: fresh_model(replace(config, schedule=loop), seed=0).eval() for loop in LOOPS
         }
@@ -101,5 +100,4 @@ class Prefill:
 
     def _tokens(self, batch: int, length: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(0)
-        vocab_size = preset(self.size).vocab_size
-        return torch.randint(vocab_size, (batch, length), generator=generator)
+        return torch.randint(self.config.vocab_size, (batch, length), generator=generator)

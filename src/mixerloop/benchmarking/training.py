@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mixerloop.benchmarking.measure import Quartiles, interleaved
-from mixerloop.config import ComputeDtype, ImplementationChoice, ModelConfig, preset
+from mixerloop.config import ComputeDtype, ImplementationChoice, ModelConfig
 from mixerloop.data.batches import Batch
 from mixerloop.model.initialization import fresh_model
 from mixerloop.model.looped_lm import LoopedLM
@@ -45,6 +45,7 @@ class TrainCase:
 
 def measure_training(
     size: str,
+    config: ModelConfig,
     loop: str,
     *,
     batch: int,
@@ -54,7 +55,7 @@ def measure_training(
     implementation: ImplementationChoice = "auto",
 ) -> TrainCase:
     """Check the gradient against the torch form's in float32, then time steps and products."""
-    config = replace(preset(size), schedule=loop)
+    config = replace(config, schedule=loop)
     _check(config, compute_dtype, implementation)
     model = fresh_model(config, seed=0, implementation=implementation)
     step = training_step(model, batch, length, compute_dtype)

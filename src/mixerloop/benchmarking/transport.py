@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mixerloop.benchmarking.measure import Quartiles, interleaved
-from mixerloop.config import preset
+from mixerloop.config import ModelConfig
 from mixerloop.model.accounting import account_model
 from mixerloop.model.initialization import fresh_model
-from mixerloop.schedule import Schedule
 from mixerloop.transport.policies import (
     first_difference,
     last_mixing,
@@ -46,10 +45,17 @@ class TransportResult:
 
 
 def measure_transport(
-    size: str, schedule: str, *, windows: int, positions: int, context: int, repeats: int
+    size: str,
+    config: ModelConfig,
+    schedule: str,
+    *,
+    windows: int,
+    positions: int,
+    context: int,
+    repeats: int,
 ) -> TransportResult:
     """Check that the engines agree in every number, then time them in turn."""
-    model = fresh_model(replace(preset(size), schedule=schedule), seed=0).eval()
+    model = fresh_model(replace(config, schedule=schedule), seed=0).eval()
     read = uniform_windows(
         model.config.vocab_size, num=windows, context=context, num_positions=positions, seed=0
     )
@@ -78,7 +84,7 @@ def measure_transport(
         plain_over_shared_quartiles=(alone.lower, alone.upper),
         batched_plain_over_shared=batched.median,
         batched_plain_over_shared_quartiles=(batched.lower, batched.upper),
-        work_limit=_work_limit(size, model.schedule, read),
+        work_limit=_work_limit(model.config, read),
         largest_difference=difference,
     )
 
@@ -88,9 +94,9 @@ def _largest_difference(first: Trajectories, second: Trajectories) -> float:
     return max(float(np.abs(one - other).max()) for one, other in pairs)
 
 
-def _work_limit(size: str, schedule: Schedule, windows: Windows) -> float:
+def _work_limit(config: ModelConfig, windows: Windows) -> float:
     """Multiply-adds with weights for one window, plain over shared; each checks one forward."""
-    account = account_model(preset(size))
+    account, schedule = account_model(config), config.occurrences()
     macs, head = account.projection_macs(), account.head_macs_per_token
     context, chosen = windows.tokens.shape[1], len(windows.positions)
     forward = context * sum(macs[one.sublayer] for one in schedule)

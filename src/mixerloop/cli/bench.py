@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -16,7 +17,14 @@ from mixerloop.cli.bench_tables import (
     show_training,
     show_transport,
 )
-from mixerloop.config import ComputeDtype, Implementation, ImplementationChoice, preset
+from mixerloop.config import (
+    PRESETS,
+    ComputeDtype,
+    Implementation,
+    ImplementationChoice,
+    ModelConfig,
+    preset,
+)
 from mixerloop.notation import resolve
 from mixerloop.strict import one_of
 
@@ -104,7 +112,7 @@ class Prefill:
     """The options of `mixerloop bench prefill`."""
 
     sizes: tuple[str, ...] = ("15m",)
-    """Presets."""
+    """Presets, runs or exported folders; their weights do not matter and are drawn afresh."""
     batches: tuple[int, ...] = (1, 4, 8)
     """Prompts read at once."""
     length: int = 1024
@@ -128,12 +136,11 @@ class Prefill:
         _check_some("size", self.sizes)
         for batch in self.batches:
             _check_positive(batches=batch)
-        for size in self.sizes:
-            preset(size)
+        configs = {size: _config(size) for size in self.sizes}
         neighbours = machine.Neighbours()
         cases = []
-        for size in self.sizes:
-            models = prefill.Prefill(size, compute_dtype=self.compute_dtype)
+        for size, config in configs.items():
+            models = prefill.Prefill(size, config, compute_dtype=self.compute_dtype)
             for batch in self.batches:
                 case = models.measure(
                     batch, length=self.length, warmup=self.warmup, repeats=self.repeats
@@ -153,7 +160,7 @@ class Decode:
     """The options of `mixerloop bench decode`."""
 
     size: str = "15m"
-    """A preset."""
+    """A preset, a run or an exported folder; its weights do not matter and are drawn afresh."""
     schedule: str = "mixer_loop"
     """Notation or a named loop."""
     repeats: int = 60
@@ -167,10 +174,12 @@ class Decode:
 
         machine.keep_freed_memory()
         _check_positive(repeats=self.repeats)
-        resolve(self.schedule, preset(self.size).num_layers)
+        config = _config(self.size)
+        resolve(self.schedule, config.num_layers)
         neighbours = machine.Neighbours()
         found = measure_decode(
             self.size,
+            config,
             self.schedule,
             repeats=self.repeats,
             recompute_repeats=max(3, self.repeats // 6),
@@ -188,7 +197,7 @@ class Train:
     """The options of `mixerloop bench train`."""
 
     size: str = "15m"
-    """A preset."""
+    """A preset, a run or an exported folder; its weights do not matter and are drawn afresh."""
     loops: tuple[str, ...] = ("no_loop", "mixer_loop", "full_loop")
     """Schedules to train."""
     batch: int = 4
@@ -212,13 +221,15 @@ class Train:
         _check_positive(batch=self.batch, length=self.length, repeats=self.repeats)
         implementation = one_of(ImplementationChoice, self.implementation, "implementation")
         _check_some("loop", self.loops)
+        config = _config(self.size)
         for loop in self.loops:
-            resolve(loop, preset(self.size).num_layers)
+            resolve(loop, config.num_layers)
         neighbours = machine.Neighbours()
         cases = []
         for loop in self.loops:
             case = measure_training(
                 self.size,
+                config,
                 loop,
                 batch=self.batch,
                 length=self.length,
@@ -247,7 +258,7 @@ class Transport:
     """The options of `mixerloop bench transport`."""
 
     size: str = "15m"
-    """A preset."""
+    """A preset, a run or an exported folder; its weights do not matter and are drawn afresh."""
     schedule: str = "mixer_loop"
     """Notation or a named loop."""
     windows: int = 16
@@ -267,10 +278,12 @@ class Transport:
 
         machine.keep_freed_memory()
         _check_positive(windows=self.windows, repeats=self.repeats)
-        resolve(self.schedule, preset(self.size).num_layers)
+        config = _config(self.size)
+        resolve(self.schedule, config.num_layers)
         neighbours = machine.Neighbours()
         found = measure_transport(
             self.size,
+            config,
             self.schedule,
             windows=self.windows,
             positions=self.positions,
@@ -308,6 +321,15 @@ def _warn_if_busy(neighbours: machine.Neighbours) -> float | None:
     if busy is not None and busy > BUSY:
         print(f"others kept {busy:.1f} cores busy meanwhile; trust no figure", file=sys.stderr)
     return busy
+
+
+def _config(size: str) -> ModelConfig:
+    """The model of a preset, or of whatever folder has one."""
+    if size in PRESETS or not Path(size).exists():
+        return preset(size)
+    from mixerloop.interop.loading import load_any
+
+    return load_any(Path(size), implementation="chunked").config.model
 
 
 def _check_positive(**numbers: int) -> None:
