@@ -23,7 +23,7 @@ peers: .venv/.peers
 	@touch $@
 
 test: setup
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -81,6 +81,12 @@ class ModelConfig:
             raise ValueError(f"model.{error}") from None
 
 
+def check_fits(what: object, num_ids: int, vocab_size: int) -> None:
+    """Refuse token ids the model has no embedding for."""
+    if num_ids > vocab_size:
+        raise ValueError(f"{what}: {num_ids:,} token ids do not fit the model's {vocab_size:,}")
+
+
 PRESETS = {
     "nano": ModelConfig(
         num_layers=4, d_model=128, num_heads=4, d_head=32, d_ffn=352, vocab_size=4096

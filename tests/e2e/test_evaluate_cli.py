@@ -18,29 +18,10 @@ from command_line import mixerloop
 from mixerloop import runs
 from mixerloop.data.hops import HopsSettings, write_hops
 from mixerloop.data.tokenizer import train_tokenizer
+from small_model import model_file, training_file
 
 BUNDLE = Path(__file__).parents[1] / "data" / "core_bundle"
-MODEL = """
-[model]
-num_layers = 2
-d_model = 16
-num_heads = 2
-d_head = 8
-d_ffn = 24
-vocab_size = {vocab}
-schedule = "{schedule}"
-"""
-TRAINED = """
-[data]
-path = "{data}"
-context = 32
-
-[train]
-steps = 4
-global_batch = 2
-warmup_steps = 1
-compute_dtype = "float32"
-"""
+TRAIN = {"global_batch": 2}
 
 
 def refused(*arguments, cwd):
@@ -73,7 +54,7 @@ def place(tmp_path_factory):
         ("mixer-2", "mixer_loop(2)", 2),
         ("full-1", "full_loop(2)", 1),
     ):
-        config = MODEL.format(vocab=300, schedule=schedule) + TRAINED.format(data="data")
+        config = training_file("data", context=32, train=TRAIN, vocab_size=300, schedule=schedule)
         (place / f"{name}.toml").write_text(config)
         mixerloop("train", f"{name}.toml", "--out", name, "--train.seed", seed, cwd=place)
     return place
@@ -262,7 +243,7 @@ def sentencepiece_model(**options):
 
 
 def test_a_run_without_a_fitting_tokenizer_is_refusal(tmp_path, refusal):
-    (tmp_path / "small.toml").write_text(MODEL.format(vocab=300, schedule="no_loop"))
+    (tmp_path / "small.toml").write_text(model_file(vocab_size=300, schedule="no_loop"))
     ask = ("--bundle", BUNDLE)
     mixerloop("init", "small.toml", "--out", "bare", cwd=tmp_path)
     assert "has no tokenizer" in refusal("evaluate", "core", "bare", *ask, cwd=tmp_path)
@@ -414,8 +395,8 @@ def test_results_of_another_model_are_not_compared(place, tmp_path, refusal):
 
 def test_hops_are_kept_too(tmp_path):
     write_hops(tmp_path / "hops", HopsSettings())
-    config = MODEL.format(vocab=12, schedule="mixer_loop(2)") + TRAINED.format(data="hops")
-    (tmp_path / "hops.toml").write_text(config.replace("context = 32\n", ""))
+    config = training_file("hops", train=TRAIN, schedule="mixer_loop(2)")
+    (tmp_path / "hops.toml").write_text(config)
     mixerloop("train", "hops.toml", "--out", "run", cwd=tmp_path)
     done = mixerloop("evaluate", "hops", "run", "--sequences", 40, cwd=tmp_path)
     assert done.stdout.strip().splitlines()[-1] == "kept in run/results/hops.json"

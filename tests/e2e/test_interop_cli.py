@@ -11,17 +11,8 @@ import sentencepiece
 
 from command_line import mixerloop
 from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
+from small_model import model_file
 
-CONFIG = """
-[model]
-num_layers = 2
-d_model = 16
-num_heads = 2
-d_head = 8
-d_ffn = 24
-vocab_size = {vocab}
-schedule = "{schedule}"
-"""
 TASK = """
 task: two_words
 dataset_path: json
@@ -49,6 +40,22 @@ doc_to_target: "{{{{question}}}}"
 metric_list:
   - metric: bits_per_byte
 """
+WRITING_TASK = """
+task: going_on
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {data}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{question}}}}"
+doc_to_target: " day"
+generation_kwargs:
+  until: [", and"]
+  max_gen_toks: 12
+metric_list:
+  - metric: exact_match
+"""
 
 
 def texts():
@@ -63,7 +70,7 @@ def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("interop")
     model = train_tokenizer(iter(texts()), vocab_size=300)
     (place / "words.model").write_bytes(model)
-    (place / "small.toml").write_text(CONFIG.format(vocab=300, schedule="mixer_loop(2)"))
+    (place / "small.toml").write_text(model_file(vocab_size=300, schedule="mixer_loop(2)"))
     mixerloop("init", "small.toml", "--tokenizer", "words.model", "--out", "run", cwd=place)
     mixerloop("export", "run", "--to", "hf", "--out", "hf", cwd=place)
     return place
@@ -83,6 +90,23 @@ def test_an_exported_folder_goes_wherever_a_run_does(place):
         for name in ("run", "hf")
     ]
     assert found[0] == found[1]
+    stories = "".join(json.dumps({"text": text}) + "\n" for text in texts() * 20)
+    (place / "stories.jsonl").write_text(stories)
+    mixerloop(
+        *("data", "prepare", "text", "stories.jsonl", "--tokenizer", "words.model"),
+        *("--held-out-share", 0.2, "--workers", 1, "--out", "data"),
+        cwd=place,
+    )
+    for verb, more, compared in (
+        (("evaluate", "nll"), (), ("nll", "bits_per_byte")),
+        (("transport",), ("--windows", 4, "--positions", 4), ("itr", "target_gain", "layers")),
+    ):
+        options = ("--data", "data", "--context", 16, *more, "--json")
+        found = [
+            json.loads(mixerloop(*verb, name, *options, cwd=place).stdout) for name in ("run", "hf")
+        ]
+        for key in compared:
+            assert found[0][key] == found[1][key]
     shape = ("--windows", 2, "--context", 16, "--positions", 2, "--repeats", 1, "--json")
     for name in ("run", "hf"):
         timed = mixerloop("bench", "transport", "--size", name, *shape, cwd=place)
@@ -149,7 +173,8 @@ def lm_eval(place, out, *arguments):
         "TOKENIZERS_PARALLELISM": "false",
     }
     program = (sys.executable, "-m", "mixerloop.interop.lm_eval")
-    asked = ("--tasks", "two_words,whole_text", "--include_path", "tasks", "--output_path", out)
+    asked = ("--tasks", "two_words,whole_text,going_on", "--include_path", "tasks")
+    asked += ("--output_path", out, "--log_samples")
     done = subprocess.run(
         [*program, *arguments, *asked, "--device", "cpu", "--batch_size", "2"],
         cwd=place,
@@ -158,8 +183,12 @@ def lm_eval(place, out, *arguments):
         env=environment,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    (path,) = (place / out).rglob("results_*.json")
-    return json.loads(path.read_text())["results"]
+    found = {}
+    for task in ("two_words", "whole_text", "going_on"):
+        (path,) = (place / out).rglob(f"samples_{task}_*.jsonl")
+        samples = [json.loads(line) for line in path.read_text().splitlines()]
+        found[task] = {one["doc_id"]: one["resps"] for one in samples}
+    return found
 
 
 @pytest.mark.slow
@@ -178,9 +207,20 @@ def test_lm_eval_gives_one_score_both_ways(place):
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (place / "tasks" / "two_words.yaml").write_text(TASK.format(data=data))
     (place / "tasks" / "whole_text.yaml").write_text(TEXT_TASK.format(data=data))
+    (place / "tasks" / "going_on.yaml").write_text(WRITING_TASK.format(data=data))
     ours = lm_eval(place, "ours", "--model", "mixerloop", "--model_args", "run=run")
     folder = lm_eval(place, "folder", "--model", "mixerloop", "--model_args", "run=hf")
     theirs = lm_eval(place, "theirs", "--model", "hf", "--model_args", "pretrained=hf")
-    for task, metric in (("two_words", "acc,none"), ("whole_text", "bits_per_byte,none")):
-        assert ours[task][metric] == folder[task][metric]
-        assert ours[task][metric] == pytest.approx(theirs[task][metric], abs=1e-5)
+    assert ours == folder
+    assert ours["going_on"] == theirs["going_on"]
+    assert any(text for answers in ours["going_on"].values() for (text,) in answers)
+    for task in ("two_words", "whole_text"):
+        for number, answers in ours[task].items():
+            for one, other in zip(answers, theirs[task][number], strict=True):
+                assert log_likelihood(one) == pytest.approx(log_likelihood(other), abs=1e-3)
+
+
+def log_likelihood(answer):
+    """Of a logged answer: a number, or a number and whether it is greedy, as text."""
+    (answer,) = answer if isinstance(answer, list) and len(answer) == 1 else (answer,)
+    return float(answer[0]) if isinstance(answer, list) else float(answer)

@@ -62,6 +62,15 @@ def test_the_table_is_what_describe_prints():
     ]
 
 
+def test_the_quick_study_is_quoted_as_it_came_out():
+    kept = (ROOT / "docs" / "results" / "quick.md").read_text()
+    table = re.findall(r"^\|.*\|$", README.partition("## Start")[0], re.MULTILINE)
+    quoted = [number for row in table for number in re.findall(r"\d*\.\d{3,}", row)]
+    assert len(quoted) == 5 * 7
+    for number in quoted:
+        assert number in kept
+
+
 @pytest.mark.parametrize("target", re.findall(r"\]\((?!http)([^)]+)\)", README))
 def test_every_link_leads_somewhere(target):
     assert (ROOT / target).exists()

@@ -5,27 +5,11 @@ import shutil
 import pytest
 
 from command_line import mixerloop
+from small_model import training_file
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 
-CONFIG = """
-[model]
-num_layers = 2
-d_model = 16
-num_heads = 2
-d_head = 8
-d_ffn = 24
-vocab_size = 12
-[data]
-path = "nowhere"
-[train]
-steps = 4
-global_batch = 4
-warmup_steps = 1
-compute_dtype = "float32"
-evaluate_every = 2
-"""
 STUDY = """
 title = "In a browser </script>"
 [[parts]]
@@ -51,7 +35,7 @@ PHONE = 390
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory):
     place = tmp_path_factory.mktemp("page")
-    (place / "small.toml").write_text(CONFIG)
+    (place / "small.toml").write_text(training_file(train={"evaluate_every": 2}))
     (place / "study.toml").write_text(STUDY)
     mixerloop("study", "study.toml", "--out", "study", cwd=place)
     return place / "study" / "report.html"

@@ -12,27 +12,10 @@ from pathlib import Path
 import pytest
 
 from command_line import mixerloop
+from small_model import training_file
 
-CONFIG = """
-[model]
-num_layers = 2
-d_model = 16
-num_heads = 2
-d_head = 8
-d_ffn = 24
-vocab_size = 12
-
-[data]
-path = "nowhere"
-
-[train]
-steps = 8
-global_batch = 4
-warmup_steps = 1
-compute_dtype = "float32"
-checkpoint_every = 2
-evaluate_every = 4
-"""
+STEPS = 30
+TRAIN = {"steps": STEPS, "checkpoint_every": 2, "evaluate_every": 10}
 STUDY = """
 title = "A small study"
 about = "For the tests."
@@ -56,7 +39,8 @@ length = 32
 repeats = 2
 """
 STUDY_COMMAND = (sys.executable, "-m", "mixerloop", "study", "study.toml")
-PHASES = ("training", "nll", "hops", "transport")
+PHASES = ("data", "training", "nll", "hops", "transport", "prefill")
+PATIENCE = 60
 CELL = "hops/mixer_loop(2)-seed1"
 NUMBERS = ("nll.json", "hops.json", "transport.json")
 
@@ -64,7 +48,7 @@ NUMBERS = ("nll.json", "hops.json", "transport.json")
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("study")
-    (place / "small.toml").write_text(CONFIG)
+    (place / "small.toml").write_text(training_file(train=TRAIN))
     (place / "study.toml").write_text(STUDY)
     return place
 
@@ -124,7 +108,7 @@ def test_what_is_done_is_not_done_again(place, done):
 
 
 def killed_in(phase: str, place: Path, out: str) -> None:
-    """Start the study and kill it as soon as it says that the phase has begun."""
+    """Start the study and kill it in the midst of a phase."""
     process = subprocess.Popen(
         [*STUDY_COMMAND, "--out", out],
         cwd=place,
@@ -134,22 +118,36 @@ def killed_in(phase: str, place: Path, out: str) -> None:
         env={"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "HOME": str(place)},
     )
     assert process.stderr is not None
-    seen = ""
-    for line in process.stderr:
-        seen += line
-        if f"{CELL}: {phase}" in line:
-            break
+    if phase == "data":
+        wait_for(place / out / "cells" / "hops" / "data")
     else:
-        pytest.fail(f"it never came to {phase}: {seen}")
-    time.sleep(0.05 if phase == "training" else 0.0)
+        words = "prefill: timing" if phase == "prefill" else f"{CELL}: {phase}"
+        seen = ""
+        for line in process.stderr:
+            seen += line
+            if words in line:
+                break
+        else:
+            pytest.fail(f"it never came to {phase}: {seen}")
+    if phase == "training":
+        wait_for(place / out / CELL / "checkpoints" / "step-2")
     process.send_signal(signal.SIGKILL)
     process.communicate()
+
+
+def wait_for(path: Path) -> None:
+    began = time.monotonic()
+    while not path.exists():
+        assert time.monotonic() - began < PATIENCE, f"{path} never came"
+        time.sleep(0.005)
 
 
 def test_killed_in_every_phase_it_ends_in_the_same_numbers(place, done):
     for phase in PHASES:
         killed_in(phase, place, "killed")
         assert not (place / "killed" / "report.html").exists()
+        if phase == "training":
+            assert not (place / "killed" / CELL / "checkpoints" / f"step-{STEPS}").exists()
     finished = mixerloop("study", "study.toml", "--out", "killed", cwd=place)
     assert "hops/no_loop-seed1" not in finished.stderr
     assert numbers(place / "killed") == numbers(place / "whole")
@@ -164,7 +162,7 @@ def test_a_cell_that_fails_is_named_and_the_rest_go_on(place, done):
     weights = checkpoint / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     ended = mixerloop("study", "study.toml", "--out", "broken", cwd=place, code=1)
-    assert "1 cells failed: hops/mixer_loop(2)-seed1" in ended.stdout
+    assert "failed: hops/mixer_loop(2)-seed1; start again" in ended.stdout
     assert (study / "hops" / "full_loop(2)-seed1" / "results" / "nll.json").exists()
     status = json.loads(mixerloop("study", "status", "broken", "--json", cwd=place).stdout)
     states = {cell["name"]: cell for cell in status[0]["cells"]}
@@ -201,10 +199,76 @@ def test_cells_can_be_picked_and_are_run_by_one_process_only(place):
 
 
 def test_a_report_of_runs_needs_no_study(place, done):
-    runs = [f"whole/hops/{name}-seed1" for name in ("no_loop", "mixer_loop(2)")]
-    shown = mixerloop("report", *runs, "--out", "both/two.html", cwd=place).stdout
+    names = [f"whole/hops/{name}-seed1" for name in ("no_loop", "mixer_loop(2)")]
+    shown = mixerloop("report", *names, "--out", "both/two.html", cwd=place).stdout
     assert shown.strip().splitlines()[-1] == "report: both/two.html"
     assert "nothing says that they are matched" in (place / "both/two.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def seeds(place):
+    """A study of two seeds, with a deeper model of equal compute."""
+    deeper = '{ name = "deeper", schedule = "no_loop", layers_for_flops_of = "mixer_loop(3)" }'
+    text = STUDY.partition("[parts.transport]")[0].replace("seeds = [1]", "seeds = [1, 2]")
+    text = text.replace('"mixer_loop(2)", "full_loop(2)"', f'"mixer_loop(3)", {deeper}')
+    (place / "seeds.toml").write_text(
+        text.replace(', "transport"', "") + "[parts.train]\nsteps = 4\n"
+    )
+    mixerloop("study", "seeds.toml", "--out", "seeds", cwd=place)
+    return place / "seeds"
+
+
+def test_over_several_seeds_an_interval_is_students(seeds):
+    page = (seeds / "report.md").read_text()
+    found = [
+        json.loads((seeds / "hops" / f"no_loop-seed{seed}/results/nll.json").read_text())
+        for seed in (1, 2)
+    ]
+    first, second = (one["nll"]["value"] for one in found)
+    mean, half = (first + second) / 2, 12.706 * abs(first - second) / 2
+    assert f"| {mean:.4f} [{mean - half:.4f}, {mean + half:.4f}] |" in page
+    assert "Intervals are of 95 %, over seeds (Student's t)." in page
+    assert "2 and 2 seeds: the interval is over seeds and examples" in page
+    assert "not corrected for 3 pairs" in page
+
+
+def test_the_deeper_control_is_told_apart(seeds):
+    page = (seeds / "report.md").read_text()
+    assert "2 models of 2 layers, width 16, on hops; seeds 1, 2. All models have the same" in page
+    assert "Besides, deeper has " in page
+    plan = json.loads((seeds / "plan.json").read_text())
+    (deeper,) = (arm for arm in plan["parts"][0]["arms"] if arm["name"] == "deeper")
+    (looped,) = (arm for arm in plan["parts"][0]["arms"] if arm["name"] == "mixer_loop(3)")
+    assert deeper["flops_per_token"] == pytest.approx(looped["flops_per_token"], rel=0.05)
+    assert deeper["parameters"] > looped["parameters"]
+
+
+def test_runs_that_differ_in_the_seed_only_are_one_model(place, seeds):
+    names = [f"seeds/hops/{arm}-seed{seed}" for arm in ("no_loop", "deeper") for seed in (1, 2)]
+    mixerloop("report", *names, "--out", "apart/four.html", cwd=place)
+    table, _, births = (place / "apart/four.md").read_text().partition("## Where every number")
+    assert "| no_loop-seed1 | 2 |" in table
+    assert "| no_loop-seed2 |" not in table
+    assert "no_loop-seed2" in births
+    assert (place / "apart/four-figures").is_dir()
+
+
+def test_two_studies_make_one_report(place, done, seeds):
+    mixerloop("report", "whole", "seeds", "--out", "all/both.html", cwd=place)
+    page = (place / "all/both.md").read_text()
+    for heading in ("## whole-hops: results", "## seeds-hops: results", "## Prefill"):
+        assert heading in page
+    assert "whole-hops, held-out NLL, best first: " in page
+
+
+def test_a_cell_that_was_not_measured_is_named_and_left_out(place, seeds):
+    study = place / "partly"
+    shutil.copytree(seeds, study)
+    (study / "hops" / "deeper-seed2" / "results" / "hops.json").unlink()
+    mixerloop("report", "partly", cwd=place)
+    page = (study / "report.md").read_text()
+    assert "Not finished, and so not in here: hops/deeper-seed2." in page
+    assert "| deeper | 1 |" in page
 
 
 @pytest.mark.parametrize(
@@ -235,8 +299,50 @@ def test_missing_data_is_refused_before_anything_is_trained(place, refusal):
 
 
 def test_a_study_that_changed_does_not_mix_with_what_was_trained(place, done, refusal):
-    (place / "longer.toml").write_text(STUDY + "\n[parts.train]\nsteps = 9\n")
-    longer = STUDY.replace("[prefill]", "[parts.train]\nsteps = 9\n\n[prefill]")
-    (place / "longer.toml").write_text(longer)
-    named = refusal("study", "longer.toml", "--out", "whole", cwd=place)
-    assert "was trained with train.steps 8, and the study now says 9" in named
+    for old, new, named in (
+        ("[prefill]", "[parts.train]\nsteps = 9\n[prefill]", "was trained with train.steps 30"),
+        ("windows = 4", "windows = 5", "was made with transport"),
+        ("repeats = 2", "repeats = 3", "prefill.json: was measured with"),
+        ('prepare = ["hops"]', 'prepare = ["hops", "--seed", "5"]', "was made with data hops"),
+    ):
+        assert STUDY.count(old) == 1
+        (place / "changed.toml").write_text(STUDY.replace(old, new))
+        assert named in refusal("study", "changed.toml", "--out", "whole", cwd=place)
+
+
+def test_other_files_than_the_data_was_made_of_are_refused(place, refusal):
+    for name in ("one", "two"):
+        lines = [json.dumps({"text": f"{name} tale of {n} words. " * 20}) for n in range(40)]
+        (place / f"{name}.jsonl").write_text("\n".join(lines))
+    text = 'prepare = ["text", "{corpus}", "--vocab-size", "300", "--held-out-share", "0.2"]'
+    text += "\nmodel = { vocab_size = 300 }"
+    text = STUDY.replace('prepare = ["hops"]', text).partition("[prefill]")[0]
+    text = text.replace('["nll", "hops", "transport"]', '["nll"]')
+    text = text.replace(
+        "[parts.transport]\nwindows = 4\npositions = 4\n", "[parts.data]\ncontext = 16\n"
+    )
+    (place / "text.toml").write_text(text)
+    first = ("study", "text.toml", "--out", "text", "--cells", "1", "--corpus")
+    mixerloop(*first, "one.jsonl", cwd=place)
+    assert "was made of other files (" in refusal(*first, "two.jsonl", cwd=place)
+    mixerloop(*first[:-1], cwd=place)
+
+
+def test_a_plan_of_another_kind_is_named(place, refusal):
+    (place / "foreign").mkdir()
+    for text in ("[]", "{}", '{"parts": 3}', '{"title": ""'):
+        (place / "foreign" / "plan.json").write_text(text)
+        for verb in (["study", "status"], ["report"], ["study", "study.toml", "--out"]):
+            assert "foreign/plan.json: " in refusal(*verb, "foreign", cwd=place)
+
+
+def test_without_prefill_there_is_a_report_all_the_same(place, done):
+    study = place / "unmeasured"
+    shutil.copytree(place / "whole", study)
+    for name in ("prefill.json", "report.html"):
+        (study / name).unlink()
+    (study / "prefill.json").mkdir()
+    ended = mixerloop("study", "study.toml", "--out", "unmeasured", cwd=place, code=1)
+    assert "prefill: failed: " in ended.stderr
+    assert "failed: prefill; start again" in ended.stdout
+    assert (study / "report.html").is_file()

@@ -12,26 +12,10 @@ from pathlib import Path
 import pytest
 
 from command_line import mixerloop
+from small_model import training_file
 
 pytest.importorskip("ray", reason="Ray is an extra: make peers installs it")
 
-CONFIG = """
-[model]
-num_layers = 1
-d_model = 16
-num_heads = 2
-d_head = 8
-d_ffn = 24
-vocab_size = 12
-[data]
-path = "nowhere"
-[train]
-steps = {steps}
-global_batch = 4
-warmup_steps = 1
-compute_dtype = "float32"
-checkpoint_every = 50
-"""
 STUDY = """
 title = "On Ray"
 [[parts]]
@@ -67,7 +51,8 @@ def worker_in_training(study: Path) -> int | None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for Ray's workers in /proc")
 def test_a_killed_workers_cell_is_run_elsewhere_to_the_same_numbers(tmp_path):
-    (tmp_path / "small.toml").write_text(CONFIG.format(steps=STEPS))
+    train = {"steps": STEPS, "checkpoint_every": 50}
+    (tmp_path / "small.toml").write_text(training_file(train=train, num_layers=1))
     (tmp_path / "study.toml").write_text(STUDY)
     mixerloop("study", "study.toml", "--out", "here", cwd=tmp_path)
     process = subprocess.Popen(

@@ -11,28 +11,11 @@ from pathlib import Path
 import pytest
 
 from mixerloop.data.hops import HopsSettings, write_hops
+from small_model import training_file
 
 ROOT = Path(__file__).parents[2]
-CONFIG = """
-[model]
-num_layers = 1
-d_model = 16
-num_heads = 2
-d_head = 8
-d_ffn = 24
-vocab_size = 12
-schedule = "mixer_loop(2)"
-
-[data]
-path = "data"
-
-[train]
-steps = 20
-global_batch = 4
-warmup_steps = 2
-compute_dtype = "float32"
-checkpoint_every = 5
-"""
+TRAIN = {"steps": 20, "warmup_steps": 2, "checkpoint_every": 5}
+CONFIG = training_file("data", train=TRAIN, num_layers=1, schedule="mixer_loop(2)")
 
 
 def command(*arguments):

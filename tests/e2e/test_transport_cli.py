@@ -7,26 +7,8 @@ import pytest
 
 from command_line import mixerloop
 from mixerloop.data.hops import HopsSettings, write_hops
+from small_model import training_file
 
-CONFIG = """
-[model]
-num_layers = 2
-d_model = 16
-num_heads = 2
-d_head = 8
-d_ffn = 24
-vocab_size = 12
-schedule = "mixer_loop(3)"
-
-[data]
-path = "hops"
-
-[train]
-steps = 3
-global_batch = 4
-warmup_steps = 1
-compute_dtype = "float32"
-"""
 KEYS = {
     *("pairs_total", "pairs_novel", "pairs_positive", "itr", "itr_by_depth", "marginal_itr"),
     *("hellinger_squared", "target_gain", "later_share", "noise_floor", "layers"),
@@ -38,7 +20,9 @@ KEYS = {
 def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("transport")
     write_hops(place / "hops", HopsSettings())
-    (place / "hops.toml").write_text(CONFIG)
+    (place / "hops.toml").write_text(
+        training_file("hops", train={"steps": 3}, schedule="mixer_loop(3)")
+    )
     mixerloop("train", "hops.toml", "--out", "run", cwd=place)
     return place
 

@@ -15,7 +15,6 @@ from mixerloop.interop.released_config import model_config, released_config
 from mixerloop.model.initialization import fresh_model
 from mixerloop.schedule import LOOPS
 
-LOGITS_AGREE = 1e-6
 UNITS = {"mixer_loop(3)": "mixer", "ffn_loop(2)": "ffn", "full_loop(2)": "stack"}
 
 
@@ -106,6 +105,9 @@ def test_half_precision_checkpoints_are_widened(tiny):
         ({"hidden_size": "20"}, "hidden_size = '20': not a number"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"num_heads": 0}, "num_heads must be from 1"),
+        ({"norm_eps": None}, "norm_eps is missing"),
+        ({"num_passes": 2}, "num_passes: the schedule says how often"),
+        ({"num_passes": 0, "schedule": None}, "num_passes = 0: not a number it can be"),
         ({"schedule": "5x(A F)"}, "has 5 layers; the model has 3"),
         ({"pass_residual": "foo"}, "unknown pass_residual 'foo'"),
         ({"pass_residual": ["mixer"]}, "pass_residual = ['mixer']: not a text"),
@@ -152,6 +154,7 @@ def test_damage_is_named(tiny, tmp_path):
     [
         ("model.residual_weight", torch.tensor(1.0)),
         ("model.layers.0.mixer.q_conv1d.weight", torch.zeros(16)),
+        ("model.layers.0.mixer.q_conv1d.weight", torch.zeros(16, 3, 4)),
         ("model.layers.0.mixer.k_proj.weight", torch.zeros(7, 9)),
     ],
 )
@@ -160,6 +163,20 @@ def test_a_tensor_of_another_kind_is_refused_in_a_line(tiny, tmp_path, name, ten
     weights = tmp_path / "hf" / "model.safetensors"
     save_file(load_file_of(weights.read_bytes(), tmp_path) | {name: tensor}, weights)
     with pytest.raises(ValueError, match=r"hf: "):
+        read_exported(tmp_path / "hf")
+
+
+def test_matrices_of_other_sizes_do_not_make_up_for_each_other(tiny, tmp_path):
+    export(model_of(tiny), tmp_path / "hf")
+    weights = tmp_path / "hf" / "model.safetensors"
+    tensors = load_file_of(weights.read_bytes(), tmp_path)
+    query, key = (f"model.layers.1.mixer.{name}_proj.weight" for name in "qk")
+    rows = torch.cat([tensors[query], tensors[key]])
+    tensors[query], tensors[key] = rows[:20].clone(), rows[20:].clone()
+    save_file(tensors, weights)
+    with pytest.raises(
+        ValueError, match=r"k_proj\.weight has the shape \[12, 20\], not \[16, 20\]"
+    ):
         read_exported(tmp_path / "hf")
 
 

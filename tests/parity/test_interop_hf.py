@@ -1,5 +1,6 @@
 """The exported model in `transformers`: the same logits, and all that others expect of a model."""
 
+import copy
 import dataclasses
 import json
 from typing import Any
@@ -17,21 +18,32 @@ from mixerloop.model.initialization import fresh_model
 from mixerloop.schedule import LOOPS
 
 LOGITS_AGREE = 1e-6
+LIVELY = 4.0
+BFLOAT16_AGREES = 0.2  # of the spread of the logits, after a dozen occurrences
+CACHE_AGREES = 1e-5  # token by token and all at once are other sums
+
+
+def lively(config, *, seed=3):
+    """Fresh weights, larger: every part of the model shows in its logits, and so would a slip."""
+    model = fresh_model(config, seed=seed).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and name != "pass_residual.weight":
+                parameter.mul_(LIVELY)
+    return model
 
 
 @pytest.fixture(params=LOOPS)
 def both(request, tiny, tmp_path):
     """Our model and its exported twin."""
-    config = dataclasses.replace(tiny, schedule=request.param)
-    model = fresh_model(config, seed=3).eval()
+    model = lively(dataclasses.replace(tiny, schedule=request.param))
     export(model, tmp_path / "hf")
     return model, AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
 
 
 @pytest.fixture
 def twin(tiny, tmp_path):
-    model = fresh_model(dataclasses.replace(tiny, schedule="mixer_loop(3)"), seed=3).eval()
-    export(model, tmp_path / "hf")
+    export(lively(dataclasses.replace(tiny, schedule="mixer_loop(3)")), tmp_path / "hf")
     return AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
 
 
@@ -47,11 +59,12 @@ def test_logits_are_ours(both):
         torch.testing.assert_close(theirs(tokens).logits, ours(tokens), rtol=0, atol=LOGITS_AGREE)
 
 
-@pytest.mark.parametrize("unit", ["mixer", "block", "stack"])
+@pytest.mark.parametrize("unit", ["mixer", "ffn", "block", "stack"])
 def test_logits_with_a_learned_residual_are_ours(tiny, tmp_path, unit):
-    schedule = "mixer_loop(2)" if unit == "mixer" else "full_loop(2)"
+    loops = {"mixer": "mixer_loop(2)", "ffn": "ffn_loop(2)", "block": "block_loop(2)"}
+    schedule = loops.get(unit, "full_loop(2)")
     config = dataclasses.replace(tiny, schedule=schedule, pass_residual=unit)
-    ours = fresh_model(config, seed=3).eval()
+    ours = lively(config)
     assert ours.pass_residual is not None
     torch.nn.init.normal_(ours.pass_residual.weight, std=0.3)
     export(ours, tmp_path / "hf")
@@ -61,30 +74,86 @@ def test_logits_with_a_learned_residual_are_ours(tiny, tmp_path, unit):
         torch.testing.assert_close(theirs(tokens).logits, ours(tokens), rtol=0, atol=LOGITS_AGREE)
 
 
+def written(model, prompts, *, use_cache, **options):
+    """Tokens and the logits they were chosen by."""
+    found = model.generate(
+        prompts,
+        use_cache=use_cache,
+        output_logits=True,
+        return_dict_in_generate=True,
+        **{"do_sample": False, "pad_token_id": 0, "eos_token_id": None, **options},
+    )
+    return found.sequences, torch.stack(found.logits, dim=1)
+
+
 def test_greedy_with_a_cache_is_greedy_without(both):
     _, model = both
     prompts = tokens_of(model.config.vocab_size, batch=3, length=7)
     mask = torch.ones_like(prompts)
     for row, padding in enumerate((0, 2, 5)):  # prompts of unequal length, filled from the left
         prompts[row, :padding], mask[row, :padding] = 0, 0
-    options = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    cached, plain = (
-        model.generate(prompts, attention_mask=mask, use_cache=use_cache, **options)
-        for use_cache in (True, False)
-    )
+    options = {"max_new_tokens": 9, "attention_mask": mask}
+    cached, cached_logits = written(model, prompts, use_cache=True, **options)
+    plain, plain_logits = written(model, prompts, use_cache=False, **options)
     assert torch.equal(cached, plain)
-    alone = model.generate(prompts[2:, 5:], **options)
-    assert torch.equal(alone[:, 2:], cached[2:, 7:])
+    torch.testing.assert_close(cached_logits, plain_logits, rtol=0, atol=CACHE_AGREES)
+    _, alone = written(model, prompts[2:, 5:], use_cache=True, max_new_tokens=9)
+    torch.testing.assert_close(alone, cached_logits[2:], rtol=0, atol=CACHE_AGREES)
 
 
-def test_beams_are_reordered_with_their_states(twin):
-    prompts = tokens_of(twin.config.vocab_size, batch=2, length=5)
-    options = {"max_new_tokens": 6, "num_beams": 3, "pad_token_id": 0, "eos_token_id": None}
+def test_what_was_before_shows_in_the_logits(both):
+    """Or the tests of the cache would hold without one."""
+    _, model = both
+    tokens = tokens_of(model.config.vocab_size, batch=1, length=8)
+    other = tokens.clone()
+    other[:, 2] = (tokens[:, 2] + 1) % model.config.vocab_size
+    with torch.no_grad():
+        moved = model(tokens).logits[:, -1] - model(other).logits[:, -1]
+    assert moved.abs().max() > 100 * CACHE_AGREES
+
+
+def test_beams_are_reordered_with_their_states(both):
+    _, model = both
+    prompts = tokens_of(model.config.vocab_size, batch=2, length=5)
+    options = {"max_new_tokens": 6, "num_beams": 3, "output_scores": True}
+    options |= {"return_dict_in_generate": True, "pad_token_id": 0, "eos_token_id": None}
     cached, plain = (
-        twin.generate(prompts, use_cache=use_cache, do_sample=False, **options)
+        model.generate(prompts, use_cache=use_cache, do_sample=False, **options)
         for use_cache in (True, False)
     )
-    assert torch.equal(cached, plain)
+    assert cached.beam_indices[:, :6].unique().numel() > 2  # they were reordered
+    assert torch.equal(cached.sequences, plain.sequences)
+    torch.testing.assert_close(
+        cached.sequences_scores, plain.sequences_scores, rtol=0, atol=CACHE_AGREES
+    )
+
+
+def test_hidden_states_of_generate_arrive_and_the_rest_is_refused(twin):
+    prompts = tokens_of(twin.config.vocab_size, batch=1, length=4)
+    options = {"max_new_tokens": 2, "pad_token_id": 0, "return_dict_in_generate": True}
+    found = twin.generate(prompts, output_hidden_states=True, **options)
+    assert len(found.hidden_states[0]) == len(twin.model.schedule) + 1
+    with pytest.raises(ValueError, match="output_attentions: means nothing"):
+        twin.generate(prompts, output_attentions=True, **options)
+
+
+def test_padding_behind_a_text_gives_its_logits_and_no_cache(twin):
+    tokens = tokens_of(twin.config.vocab_size, batch=2, length=6)
+    mask = torch.ones_like(tokens)
+    mask[1, 4:] = 0
+    with torch.no_grad():
+        found = twin(tokens, attention_mask=mask)
+        alone = twin(tokens[1:, :4]).logits
+    torch.testing.assert_close(found.logits[1:, :4], alone, rtol=0, atol=LOGITS_AGREE)
+    assert found.past_key_values is None
+    with pytest.raises(ValueError, match="padding goes before a text"):
+        twin(tokens, attention_mask=mask, use_cache=True)
+
+
+def test_without_an_end_token_nothing_ends_a_text(twin):
+    assert twin.config.eos_token_id is None
+    prompts = torch.full((1, 3), 2)
+    assert twin.generate(prompts, max_new_tokens=7, pad_token_id=0).shape == (1, 10)
 
 
 def test_the_cache_does_not_grow(both):
@@ -146,21 +215,71 @@ def test_checkpointing_changes_no_gradient(twin):
         twin(tokens, labels=tokens, use_cache=False).loss.backward()
         return {name: p.grad.clone() for name, p in twin.named_parameters()}
 
+    calls = []
+    twin.model.layers[0].mixer.register_forward_hook(lambda *args: calls.append(1))
     plain = gradients()
+    assert len(calls) == 3
     twin.gradient_checkpointing_enable()
     for name, gradient in gradients().items():
         assert torch.equal(gradient, plain[name]), name
+    assert len(calls) == 3 + 2 * 3  # each occurrence once more in the backward
+
+
+def test_layers_may_wait_on_the_disk_until_they_are_called(both, tmp_path):
+    pytest.importorskip("accelerate", reason="accelerate places layers: make peers installs it")
+    _, model = both
+    places = {
+        **{"model.embeddings": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk"},
+        **{"model.layers.2": "disk", "model.norm": "cpu", "lm_head": "cpu"},
+    }
+    placed = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "hf", device_map=places, offload_folder=tmp_path / "offloaded"
+    ).eval()
+    assert placed.model.layers[2].mixer.A_log.is_meta
+    assert placed.model.layers[2].mixer.q_conv1d.weight.is_meta
+    prompts = tokens_of(model.config.vocab_size)
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    with torch.no_grad():
+        assert torch.equal(placed(prompts).logits, model(prompts).logits)
+    assert torch.equal(placed.generate(prompts, **options), model.generate(prompts, **options))
+
+
+def test_what_enters_a_layer_is_moved_to_its_device(tiny, tmp_path):
+    """No second device is here, so it is `meta`: what is left behind does not add or multiply."""
+    hooks = pytest.importorskip("accelerate.hooks", reason="make peers installs accelerate")
+    config = dataclasses.replace(tiny, schedule="mixer_loop(2)", pass_residual="mixer")
+    export(fresh_model(config, seed=3), tmp_path / "hf")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval().model
+    names = ("embeddings", "layers.0", "layers.1", "layers.2", "norm")
+    places = {name: "meta" if name > "layers.0" else "cpu" for name in names}
+    hooks.attach_align_device_hook_on_blocks(
+        model, execution_device=places, offload=dict.fromkeys(places, False)
+    )
+    hooks.remove_hook_from_module(model)  # that of the root, which would bring the end back
+    tokens = tokens_of(tiny.vocab_size)
+    mask = torch.ones_like(tokens)
+    mask[0, 0] = 0
+    with torch.no_grad():
+        found = model(tokens, attention_mask=mask, use_cache=True)
+        after = model(tokens[:, :1], past_key_values=found.past_key_values, use_cache=True)
+    assert after.last_hidden_state.is_meta
+    assert [one.recurrent_states[0].is_meta for one in found.past_key_values.layers] == [
+        *(False, False, True, True, True, True),
+    ]
 
 
 def test_bfloat16_weights_run(tmp_path, tiny):
-    model = fresh_model(tiny, seed=3).eval()
+    model = lively(tiny)
     export(model, tmp_path / "hf")
     narrow = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.bfloat16)
     assert narrow.dtype == torch.bfloat16
+    mixer = narrow.model.layers[0].mixer
+    assert {mixer.A_log.dtype, mixer.dt_bias.dtype} == {torch.float32}
     tokens = tokens_of(tiny.vocab_size)
     with torch.no_grad():
-        found = narrow(tokens).logits
-        torch.testing.assert_close(found.float(), model(tokens), rtol=0, atol=0.05)
+        found, wanted = narrow(tokens).logits.float(), model(tokens)
+    off = (found - wanted).abs().max() / wanted.std()
+    assert off < BFLOAT16_AGREES
 
 
 @pytest.mark.parametrize(
@@ -218,6 +337,52 @@ def test_the_trainer_trains_it(twin, tmp_path):
     twin.eval()
     with torch.no_grad():
         assert float(twin(tokens, labels=tokens).loss) < before - 0.5
+
+
+def test_accumulated_batches_weigh_their_tokens_alike(twin, tmp_path):
+    """A micro-batch with few labels counts for as much less."""
+    tokens = tokens_of(twin.config.vocab_size, batch=4)
+    labels = tokens.clone()
+    labels[:2, 3:] = -100
+    rows = [
+        {"input_ids": row, "labels": wanted} for row, wanted in zip(tokens, labels, strict=True)
+    ]
+
+    def after_a_step(micro_batch):
+        model = copy.deepcopy(twin)
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path / "out"),
+            max_steps=1,
+            per_device_train_batch_size=micro_batch,
+            gradient_accumulation_steps=4 // micro_batch,
+            optim="sgd",
+            learning_rate=1.0,
+            max_grad_norm=0.0,
+            report_to=[],
+            use_cpu=True,
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+        )
+        Trainer(model=model, args=arguments, train_dataset=rows).train()  # pyright: ignore
+        return model.model.layers[0].mixer.q_proj.weight.detach()
+
+    torch.testing.assert_close(after_a_step(1), after_a_step(4), rtol=0, atol=1e-6)
+
+
+def test_a_pickle_is_not_looked_for(twin, tmp_path):
+    twin.save_pretrained(tmp_path / "pickled")
+    (tmp_path / "pickled" / "model.safetensors").unlink()
+    torch.save(twin.state_dict(), tmp_path / "pickled" / "pytorch_model.bin")
+    with pytest.raises(OSError, match="safetensors"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "pickled")
+    with pytest.raises(ValueError, match="a pickle can run code"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "pickled", use_safetensors=False)
+
+
+def test_a_number_of_passes_beside_a_schedule_is_an_error(twin, tmp_path):
+    with pytest.raises(ValueError, match="num_passes: the schedule says how often"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "hf", num_passes=2)
 
 
 def test_saved_by_transformers_it_loads_here_and_there(twin, tmp_path):

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from mixerloop.config import ModelConfig, RunConfig, TrainConfig
-from mixerloop.evaluation.comparison import _arms, _task_parts, _warnings, compare, to_json
+from mixerloop.evaluation.comparison import (
+    _arms,
+    _task_parts,
+    _warnings,
+    compare,
+    equal_documents,
+    to_json,
+)
 from mixerloop.evaluation.kept_results import KeptCore, KeptNLL, KeptResults
 
 MODEL = ModelConfig(num_layers=2, d_model=16, num_heads=2, d_head=8, d_ffn=24, vocab_size=50)
@@ -209,3 +216,13 @@ def test_one_run_or_no_common_measure_is_refused():
         compare([run("a", core=kept_core())])
     with pytest.raises(ValueError, match="no measure was taken of all"):
         compare([run("a", core=kept_core()), run("f", "2x(A F)", nll=kept_nll())])
+
+
+def test_a_document_that_holds_most_tokens_counts_as_most_documents():
+    assert equal_documents(np.full(30, 7)) == pytest.approx(30)
+    unequal = np.array([10_000, *(1,) * 99])
+    assert equal_documents(unequal) < 1.1
+    nll = [KeptNLL(kept_nll().asked, np.full(100, value), unequal) for value in (2.0, 3.0)]
+    runs = [run("a", nll=nll[0]), run("b", "2x(A F)", nll=nll[1])]
+    (warning,) = (one for one in compare(runs).warnings if "documents" in one)
+    assert warning == "the intervals of the NLL come from 100 documents, unequal ones: as good as 1"

@@ -8,23 +8,9 @@ import pytest
 from mixerloop.config import preset
 from mixerloop.studies.plan import FLOPS_AGREE, make_plan
 from mixerloop.studies.study import line_of, read_study
+from small_model import training_file
 
 STUDIES = Path(__file__).parents[2] / "studies"
-CONFIG = """
-[model]
-num_layers = 2
-d_model = 16
-num_heads = 2
-d_head = 8
-d_ffn = 24
-vocab_size = 12
-[data]
-path = "nowhere"
-[train]
-steps = 4
-global_batch = 2
-warmup_steps = 1
-"""
 STUDY = """title = "Small"
 
 [[parts]]
@@ -42,7 +28,7 @@ steps = 6
 
 @pytest.fixture
 def write(tmp_path):
-    (tmp_path / "small.toml").write_text(CONFIG)
+    (tmp_path / "small.toml").write_text(training_file(train={"global_batch": 2}))
 
     def study(old="", new=""):
         assert STUDY.count(old) == 1 or not old

@@ -9,6 +9,7 @@ from mixerloop.config import ComputeDtype, ModelConfig
 from mixerloop.model.accounting import account_model, account_schedule
 from mixerloop.model.initialization import fresh_model
 from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.ops.gated_delta_rule import choose_implementation
 from mixerloop.ops.precision import compute_in
 
 LOOPS = ("no_loop", "mixer_loop", "full_loop")
@@ -42,10 +43,25 @@ class Prefill:
 
     compute_dtype: ComputeDtype
 
-    def __init__(self, size: str, config: ModelConfig, *, compute_dtype: ComputeDtype) -> None:
+    def __init__(
+        self,
+        size: str,
+        config: ModelConfig,
+        *,
+        compute_dtype: ComputeDtype,
+        device: torch.device | None = None,
+    ) -> None:
         self.size, self.config, self.compute_dtype = size, config, compute_dtype
+        self.device = device or torch.device("cpu")
         self.models = {
-            loop: fresh_model(replace(config, schedule=loop), seed=0).eval() for loop in LOOPS
+            loop: fresh_model(
+                replace(config, schedule=loop),
+                seed=0,
+                implementation=choose_implementation("auto", self.device.type),
+            )
+            .to(self.device)
+            .eval()
+            for loop in LOOPS
         }
         account = account_model(config)
         self.flop_limit = (
@@ -60,10 +76,10 @@ class Prefill:
         self, batch: int, *, length: int = LENGTH, warmup: int = WARMUP, repeats: int = REPEATS
     ) -> PrefillCase:
         """Time the loops in turn; what is asked for is the logits after the last token."""
-        tokens = self._tokens(batch, length)
+        tokens = self._tokens(batch, length).to(self.device)
         times = interleaved(
             {
-                loop: lambda model=model: self._last_logits(model, tokens)
+                loop: lambda model=model: self._timed(model, tokens)
                 for loop, model in self.models.items()
             },
             warmup=warmup,
@@ -89,14 +105,20 @@ class Prefill:
                 wanted = plain(tokens)[:, -1:]
             check_close(
                 f"{self.size} {loop}",
-                self._last_logits(model, tokens),
+                self._last_logits(model, tokens.to(self.device)).cpu(),
                 wanted,
                 tolerance=AGREE[self.compute_dtype],
             )
 
     def _last_logits(self, model: LoopedLM, tokens: torch.Tensor) -> torch.Tensor:
-        with torch.inference_mode(), compute_in(self.compute_dtype, "cpu"):
-            return model(tokens, positions=torch.tensor([-1]))
+        with torch.inference_mode(), compute_in(self.compute_dtype, self.device.type):
+            return model(tokens, positions=torch.tensor([-1], device=self.device))
+
+    def _timed(self, model: LoopedLM, tokens: torch.Tensor) -> None:
+        """A call that is over when it returns."""
+        self._last_logits(model, tokens)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def _tokens(self, batch: int, length: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(0)

@@ -20,6 +20,7 @@ from mixerloop.cli.bench_tables import (
 from mixerloop.config import (
     PRESETS,
     ComputeDtype,
+    Device,
     Implementation,
     ImplementationChoice,
     ModelConfig,
@@ -119,6 +120,8 @@ class Prefill:
     """Tokens of a prompt."""
     compute_dtype: ComputeDtype = "float32"
     """The type of the projections."""
+    device: Device = "auto"
+    """Where they are read."""
     warmup: int = 6
     """Calls before the timed ones."""
     repeats: int = 20
@@ -129,6 +132,7 @@ class Prefill:
     def run(self) -> None:
         """Measure and show."""
         from mixerloop.benchmarking import prefill
+        from mixerloop.model.device import find_device
 
         machine.keep_freed_memory()
         _check_positive(length=self.length, repeats=self.repeats, warmup=self.warmup)
@@ -137,10 +141,11 @@ class Prefill:
         for batch in self.batches:
             _check_positive(batches=batch)
         configs = {size: _config(size) for size in self.sizes}
+        device = find_device(self.device, option="--device")
         neighbours = machine.Neighbours()
         cases = []
         for size, config in configs.items():
-            models = prefill.Prefill(size, config, compute_dtype=self.compute_dtype)
+            models = prefill.Prefill(size, config, compute_dtype=self.compute_dtype, device=device)
             for batch in self.batches:
                 case = models.measure(
                     batch, length=self.length, warmup=self.warmup, repeats=self.repeats
@@ -149,7 +154,13 @@ class Prefill:
                 print(f"{size}, batch {batch}: {case.mixer_over_full:.2f} x", file=sys.stderr)
         busy = _warn_if_busy(neighbours)
         if self.json:
-            _print_json(busy, cases=cases, compute_dtype=self.compute_dtype, repeats=self.repeats)
+            _print_json(
+                busy,
+                device=device.type,
+                cases=cases,
+                compute_dtype=self.compute_dtype,
+                repeats=self.repeats,
+            )
         else:
             show_header()
             show_prefill(cases, self.compute_dtype)
@@ -353,17 +364,22 @@ def _check_known(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
 
 
 def _print_json(
-    busy: float | None, *, implementation: ImplementationChoice = "auto", **found: Any
+    busy: float | None,
+    *,
+    implementation: ImplementationChoice = "auto",
+    device: str = "cpu",
+    **found: Any,
 ) -> None:
     from mixerloop.ops.gated_delta_rule import choose_implementation
 
     facts = {key: found.pop(key) for key in ("compute_dtype", "repeats")}
-    chosen: Implementation = choose_implementation(implementation)
+    chosen: Implementation = choose_implementation(implementation, device)
     result = {
         key: [one if isinstance(one, dict) else asdict(one) for one in value]
         if isinstance(value, list)
         else value
         for key, value in found.items()
     }
-    result["provenance"] = runs.provenance(seed=0, implementation=chosen, busy_cores=busy, **facts)
+    facts |= {"seed": 0, "implementation": chosen, "device": device, "busy_cores": busy}
+    result["provenance"] = runs.provenance(**facts)
     print(runs.to_json(result), end="")

@@ -11,9 +11,10 @@ import tyro
 from mixerloop import runs
 from mixerloop.cli.evaluate_compare import COMPARE_HELP, Compare
 from mixerloop.cli.evaluate_core import CORE_HELP, Core
-from mixerloop.cli.opened import Opened, Opening, check_fits
+from mixerloop.cli.opened import Opened, Opening
 from mixerloop.cli.progress_line import ProgressLine
 from mixerloop.cli.tables import print_table, table_of
+from mixerloop.config import check_fits
 from mixerloop.notation import notation
 from mixerloop.schedule import first_passes, num_passes_of
 

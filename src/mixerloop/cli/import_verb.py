@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from mixerloop import runs
+from mixerloop.config import check_fits
 from mixerloop.notation import notation
 
 HELP = """Make a run of a folder of `transformers`: a released checkpoint, or one we exported.
@@ -49,7 +50,7 @@ class Import:
         own = self.folder / runs.TOKENIZER
         tokenizer = self.tokenizer or (own if own.is_file() else None)
         if tokenizer is not None:
-            Tokenizer(tokenizer)
+            check_fits(tokenizer, Tokenizer(tokenizer).vocab_size, config.model.vocab_size)
         facts = {"seed": None, "imported": str(self.folder), "implementation": model.implementation}
         save_run(self.out, model, config, tokenizer=tokenizer, facts=facts)
         schedule = notation(config.model.occurrences())

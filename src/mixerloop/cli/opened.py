@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from mixerloop import machine, runs
-from mixerloop.config import ComputeDtype, Device, ImplementationChoice, RunConfig
+from mixerloop.config import ComputeDtype, Device, ImplementationChoice, RunConfig, check_fits
 from mixerloop.notation import notation, resolve
 from mixerloop.schedule import Schedule
 
@@ -171,9 +171,3 @@ class Opened:
         if self.results is None:
             return "not kept: not a run, or not under its own schedule; --out keeps it"
         return f"kept in {self.results / name}"
-
-
-def check_fits(what: object, num_ids: int, vocab_size: int) -> None:
-    """Refuse token ids the model has no embedding for."""
-    if num_ids > vocab_size:
-        raise ValueError(f"{what}: {num_ids:,} token ids do not fit the model's {vocab_size:,}")

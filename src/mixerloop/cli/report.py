@@ -1,5 +1,7 @@
 """`mixerloop report`: a page from the results of a study, or of runs."""
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +11,7 @@ import tyro
 from mixerloop import config as configs
 from mixerloop import runs
 from mixerloop.notation import notation
+from mixerloop.strict import one_line
 from mixerloop.study_folder import PLAN, REPORT
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ Only result files are read, so a report can be made again anywhere.
 
 examples:
   mixerloop report runs/quick
+  mixerloop report runs/quick runs/text-small --out all.html
   mixerloop report runs/mixer_loop runs/full_loop --out both.html
 """
 
@@ -29,7 +33,7 @@ class Report:
     """The options of `mixerloop report`."""
 
     paths: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """The folder of a study; or runs with results."""
+    """Folders of studies; or runs with results."""
     out: Path | None = None
     """The page; report.html in the study's folder unless you say so."""
     json: bool = False
@@ -40,14 +44,14 @@ class Report:
         if not self.paths:
             raise ValueError("name a study's folder, or runs")
         studies = [path for path in self.paths if (path / PLAN).is_file()]
-        if studies and len(self.paths) > 1:
-            raise ValueError(f"{studies[0]}: a study; give it a report of its own")
-        if not studies and self.out is None:
+        if studies and len(studies) < len(self.paths):
+            raise ValueError(f"{studies[0]}: a study; runs outside it need a report of their own")
+        if self.out is None and len(studies) != 1:
             raise ValueError("say where the page goes, such as --out report.html")
-        page = next(iter(self.paths)) / REPORT if self.out is None else self.out
+        page = self.paths[0] / REPORT if self.out is None else self.out
         if page.suffix != ".html":
             raise ValueError(f"{page}: a page ends in .html")
-        found = write(studies[0], page) if studies else _of_runs(self.paths, page)
+        found = write(studies, page) if studies else _of_runs(self.paths, page)
         if self.json:
             print(runs.to_json({"report": str(page), "findings": found}), end="")
             return
@@ -56,11 +60,15 @@ class Report:
         print(f"report: {page}")
 
 
-def write(study: Path, page: Path) -> list[str]:
-    """The report of a study; returns what was found."""
-    from mixerloop.reports.study_results import read_study
+def write(studies: Sequence[Path], page: Path) -> list[str]:
+    """The report of a study, or of several; returns what was found."""
+    from mixerloop.reports.study_results import joined, read_study
 
-    return _written(read_study(study), page)
+    found = {path.resolve().name: read_study(path) for path in studies}
+    if len(found) < len(studies):
+        raise ValueError("two studies have the same name; a report needs different ones")
+    (first, *others) = found.values()
+    return _written(joined(found) if others else first, page)
 
 
 def _written(results: "StudyResults", page: Path) -> list[str]:
@@ -83,13 +91,18 @@ def _of_runs(paths: tuple[Path, ...], page: Path) -> list[str]:
     paths = tuple(path.resolve() for path in paths)
     if len({path.name for path in paths}) < len(paths):
         raise ValueError("two runs have the same name; a report needs different ones")
-    comparison = None
+    comparison, about = None, ""
     groups = [[path] for path in paths]
     if len(paths) > 1:
-        kept = [read_results(path) for path in paths]
-        comparison = to_json(compare(kept), kept)
-        groups = [[Path(run) for run in arm["runs"]] for arm in comparison["arms"]]
-    return _written(gather(_plan_of(groups), Path(), {"runs": comparison}, None), page)
+        try:
+            kept = [read_results(path) for path in paths]
+            comparison = to_json(compare(kept), kept)
+            groups = [[Path(run) for run in arm["runs"]] for arm in comparison["arms"]]
+        except ValueError as error:
+            about = f"The runs were not compared: {one_line(error)}."
+            print(about, file=sys.stderr)
+    plan = _plan_of(groups) | {"about": about}
+    return _written(gather(plan, Path(), {"runs": comparison}), page)
 
 
 def _plan_of(groups: list[list[Path]]) -> dict[str, Any]:
@@ -123,4 +136,4 @@ def _plan_of(groups: list[list[Path]]) -> dict[str, Any]:
         "arms": arms,
     }
     title = " and ".join(arm["name"] for arm in arms)
-    return {"title": title, "about": "", "parts": [part], "cells": cells}
+    return {"title": title, "parts": [part], "cells": cells}

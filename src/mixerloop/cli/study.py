@@ -13,7 +13,7 @@ from mixerloop.cli import report
 from mixerloop.cli.progress_line import duration
 from mixerloop.cli.tables import print_table, table_of
 from mixerloop.strict import one_line
-from mixerloop.study_folder import PLAN, REPORT
+from mixerloop.study_folder import PLAN, REPORT, read_plan
 
 if TYPE_CHECKING:
     from mixerloop.studies.plan import Cell, Plan
@@ -74,16 +74,16 @@ class Study:
         plan = make_plan(file, RUNS / file.path.stem if self.out is None else self.out)
         chosen = _chosen(plan, self.cells)
         machine.keep_freed_memory()
+        plan.check_unchanged()
+        self._show_plan(plan, chosen)
         if self.dry_run:
-            self._show_plan(plan, chosen)
             return
         self._start(plan)
-        self._show_plan(plan, chosen)
         failed = self._run_cells(plan, chosen)
         if self.cells is None:
-            self._finish(plan)
+            failed += self._finish(plan)
         if failed:
-            print(f"{len(failed)} cells failed: {', '.join(failed)}; start again to retry them")
+            print(f"failed: {', '.join(failed)}; start again to retry")
             sys.exit(1)
 
     def _start(self, plan: "Plan") -> None:
@@ -93,7 +93,6 @@ class Study:
 
         plan.folder.mkdir(parents=True, exist_ok=True)
         runs.check_can_hold(plan.folder)
-        plan.check_unchanged()
         tokenizer = () if self.tokenizer is None else (self.tokenizer,)
         given = {CORPUS: self.corpus, HELD_OUT: self.held_out, TOKENIZER: tokenizer}
         for part in plan.file.study.parts:
@@ -159,26 +158,33 @@ class Study:
                 _say(heading, f"failed: {one_line(error)}")
                 failed.append(cell.name)
         if (asked := plan.file.study.prefill) is not None and self.cells is None:
-            _say("prefill", "timing")
             try:
-                run_prefill(plan, asked, _command)
+                run_prefill(plan, asked, _command, lambda text: _say("prefill", text))
             except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
                 _say("prefill", f"failed: {one_line(error)}")
                 failed.append("prefill")
         return failed
 
-    def _finish(self, plan: "Plan") -> None:
-        from mixerloop.studies.cells import compare_parts
+    def _finish(self, plan: "Plan") -> list[str]:
+        """Compare and report; returns what could not be compared."""
+        from mixerloop.studies.cells import compare_part
 
-        compare_parts(plan, _command)
+        failed = []
+        for part in plan.file.study.parts:
+            try:
+                compare_part(plan, part, _command)
+            except (ValueError, OSError) as error:
+                _say(part.name, f"not compared: {one_line(error)}")
+                failed.append(f"{part.name}, comparing")
         page = plan.folder / REPORT
-        found = report.write(plan.folder, page)
+        found = report.write([plan.folder], page)
         if self.json:
             print(runs.to_json({"report": str(page), "findings": found}), end="")
-            return
+            return failed
         for line in found:
             print(line)
         print(f"report: {page}")
+        return failed
 
 
 def _command(arguments: Sequence[str]) -> None:
@@ -219,7 +225,7 @@ def _status(paths: list[Path], *, as_json: bool) -> None:
     for path in paths:
         if not (path / PLAN).is_file():
             raise ValueError(f"{path}: not the folder of a study; mixerloop study makes one")
-        plan = runs.read_json(path / PLAN)
+        plan = read_plan(path)
         states = [
             {
                 "cell": cell["number"],

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from mixerloop import machine, runs
-from mixerloop.cli.opened import Measuring, check_fits
+from mixerloop.cli.opened import Measuring
 from mixerloop.cli.progress_line import ProgressLine
 from mixerloop.cli.transport_tables import show
-from mixerloop.config import InitRule, preset
+from mixerloop.config import InitRule, check_fits, preset
 from mixerloop.notation import resolve
 from mixerloop.schedule import Schedule
 

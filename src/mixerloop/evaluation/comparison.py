@@ -119,8 +119,14 @@ def _common_warnings(results: Sequence[KeptResults]) -> Iterator[str]:
         for reason in kept.not_comparable_because:
             yield f"not comparable with other results: {reason}"
     nll = results[0].nll
-    if nll is not None and len(nll.nats) < FEW_DOCUMENTS:
-        yield f"the intervals of the NLL come from {len(nll.nats)} documents"
+    if nll is not None and (worth := equal_documents(nll.tokens)) < FEW_DOCUMENTS:
+        as_good = "" if worth > len(nll.tokens) - 1 else f", unequal ones: as good as {worth:.0f}"
+        yield f"the intervals of the NLL come from {len(nll.nats)} documents{as_good}"
+
+
+def equal_documents(tokens: np.ndarray) -> float:
+    """How many documents of one length would vary as these do: few, if a few hold most tokens."""
+    return float(tokens.sum()) ** 2 / float((tokens.astype(float) ** 2).sum())
 
 
 def _arms(results: Sequence[KeptResults]) -> list[Arm]:
@@ -241,10 +247,10 @@ def _seeds_in_words(first: int, second: int, *, same_seeds: bool) -> str:
     if first == second == 1:
         return "one seed each: the interval is over examples, and says nothing of other seeds"
     if same_seeds and first >= PAIRS_FROM:
-        return f"{first} seeds, in pairs"
+        return f"{first} seeds, in pairs: the interval is over seeds and examples"
     if 1 in (first, second):
         return f"{first} and {second} seeds: the one is taken to vary as the others do"
-    return f"{first} and {second} seeds"
+    return f"{first} and {second} seeds: the interval is over seeds and examples"
 
 
 def _task_parts(first: Arm, second: Arm, cores: Sequence[KeptCore]) -> dict[str, TaskPart]:

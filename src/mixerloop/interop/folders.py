@@ -10,8 +10,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mixerloop import runs
-from mixerloop.config import ImplementationChoice, ModelConfig, RunConfig
-from mixerloop.interop.layout import RESIDUAL_WEIGHT, from_released, to_released
+from mixerloop.config import ImplementationChoice, RunConfig
+from mixerloop.interop.layout import (
+    HEAD,
+    RESIDUAL_WEIGHT,
+    dialect_of,
+    from_released,
+    to_released,
+)
 from mixerloop.interop.released_config import model_config, released_config
 from mixerloop.interop.tokenizer_json import write_tokenizer
 from mixerloop.model.initialization import meta_model
@@ -31,7 +37,7 @@ def export(model: LoopedLM, folder: Path, *, tokenizer: Path | None = None) -> N
     """Write a folder that loads after `import mixerloop.interop.hf`."""
     config = model.config
     tensors = to_released(dict(model.named_parameters()), num_layers=config.num_layers)
-    special = {} if tokenizer is None else _special_tokens(tokenizer)
+    special = _special_tokens(tokenizer)
     facts = {
         "architectures": ["LoopedForCausalLM"],
         **released_config(config),
@@ -59,9 +65,9 @@ def read_exported(
         rows = len(tensors[RESIDUAL_WEIGHT]) if RESIDUAL_WEIGHT in tensors else None
         given = _config(folder)
         config = model_config(given, residual_passes=rows, schedule=schedule, ignore=ignore)
-        ours = from_released(tensors, num_layers=config.num_layers)
         model = meta_model(config, implementation=implementation)
-        _check_shapes(ours, model, config)
+        _check_fit(tensors, model)
+        ours = from_released(tensors, num_layers=config.num_layers)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
     except (TypeError, IndexError, KeyError, AttributeError, RuntimeError) as error:
@@ -109,22 +115,31 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     return found
 
 
-def _check_shapes(ours: dict[str, Tensor], model: LoopedLM, config: ModelConfig) -> None:
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
+def _check_fit(tensors: dict[str, Tensor], model: LoopedLM) -> None:
+    """Every tensor of the file against what a model of its config would have there."""
+    wanted = to_released(
+        dict(model.named_parameters()),
+        num_layers=model.config.num_layers,
+        dialect=dialect_of(tensors),
+    )
     problems = [
-        f"{name} has the shape {list(ours[name].shape)}, not {list(shape)}"
-        for name, shape in wanted.items()
-        if name in ours and tuple(ours[name].shape) != shape
+        f"{name} has the shape {list(tensors[name].shape)}, not {list(tensor.shape)}"
+        for name, tensor in wanted.items()
+        if name in tensors and tensors[name].shape != tensor.shape
     ]
-    problems += [f"missing {name}" for name in wanted.keys() - ours.keys()]
-    problems += [f"unexpected {name}" for name in ours.keys() - wanted.keys()]
+    problems += [f"missing {name}" for name in wanted.keys() - tensors.keys()]
+    problems += [f"unexpected {name}" for name in tensors.keys() - wanted.keys() - {HEAD}]
     if problems:
         raise ValueError(f"its weights do not fit its config: {'; '.join(sorted(problems))}")
 
 
-def _special_tokens(tokenizer: Path) -> dict[str, int]:
+def _special_tokens(tokenizer: Path | None) -> dict[str, Any]:
+    """Our documents begin with a start token and are not ended: either token ends a text."""
+    if tokenizer is None:
+        return {"bos_token_id": None, "eos_token_id": None}
     from mixerloop.data.tokenizer import Tokenizer
 
     opened = Tokenizer(tokenizer)
-    found = {"bos_token_id": opened.bos_id, "eos_token_id": opened.eos_id}
-    return {name: number for name, number in found.items() if number >= 0}
+    ends = [number for number in (opened.eos_id, opened.bos_id) if number >= 0]
+    bos = opened.bos_id if opened.bos_id >= 0 else None
+    return {"bos_token_id": bos, "eos_token_id": ends or None}

@@ -72,7 +72,7 @@ def to_released(
 def from_released(tensors: Mapping[str, Tensor], *, num_layers: int) -> dict[str, Tensor]:
     """Their parameters under our names; whatever is missing or left over is named."""
     left = dict(tensors)
-    dialect = FLASH_LINEAR_ATTENTION if _has_attn(tensors) else LOOPED
+    dialect = dialect_of(tensors)
 
     def take(name: str) -> Tensor:
         if name not in left:
@@ -106,5 +106,7 @@ def from_released(tensors: Mapping[str, Tensor], *, num_layers: int) -> dict[str
     return found
 
 
-def _has_attn(tensors: Mapping[str, Tensor]) -> bool:
-    return any(re.match(r"model\.layers\.\d+\.attn\.", name) for name in tensors)
+def dialect_of(tensors: Mapping[str, Tensor]) -> Dialect:
+    """Whose names these are."""
+    has_attn = any(re.match(r"model\.layers\.\d+\.attn\.", name) for name in tensors)
+    return FLASH_LINEAR_ATTENTION if has_attn else LOOPED

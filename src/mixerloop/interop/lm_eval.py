@@ -14,10 +14,12 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
+from lm_eval.defaults import DEFAULT_MAX_LENGTH
+from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from mixerloop import paper, runs
-from mixerloop.config import ComputeDtype
+from mixerloop import runs
+from mixerloop.config import ComputeDtype, check_fits
 from mixerloop.data.tokenizer import Tokenizer
 from mixerloop.evaluation.looped_scorer import LoopedScorer
 from mixerloop.evaluation.scorer import Candidate
@@ -41,7 +43,7 @@ class MixerLoopLM(TemplateLM):
         run: str,
         schedule: str | None = None,
         compute_dtype: str = "float32",
-        max_length: int = paper.CORE_CONTEXT,
+        max_length: int = DEFAULT_MAX_LENGTH,
         device: str | None = None,
         batch_size: int | str = 1,
         max_batch_size: int | None = None,
@@ -54,6 +56,7 @@ class MixerLoopLM(TemplateLM):
         if not path.is_file():
             raise ValueError(f"{run}: has no tokenizer, so it cannot read text")
         self.text = Tokenizer(path)
+        check_fits(path, self.text.vocab_size, loaded.config.model.vocab_size)
         self.model = loaded.model.to(found).eval()
         layers = loaded.config.model.num_layers
         self.walked = resolve(schedule or loaded.config.model.schedule, layers)
@@ -128,18 +131,18 @@ class MixerLoopLM(TemplateLM):
         return [self._written(*request.args) for request in requests]
 
     def _written(self, context: str, options: dict[str, Any]) -> str:
-        unknown = set(options) - GENERATION_KEYS
+        asked = normalize_gen_kwargs(options, DEFAULT_NEW_TOKENS)
+        unknown = set(asked) - GENERATION_KEYS
         if unknown:
             raise ValueError(f"generation option {', '.join(sorted(unknown))} is not known here")
-        until = options.get("until") or []
-        stops = [until] if isinstance(until, str) else list(until)
-        most = int(options.get("max_gen_toks", DEFAULT_NEW_TOKENS))
+        stops, most = asked["until"], asked["max_gen_toks"]
         if not 1 <= most < self.max_length:
             raise ValueError(f"max_gen_toks must be below max_length = {self.max_length}")
         prompt = self.tok_encode(context)[-(self.max_length - most) :]
-        temperature = float(options.get("temperature", 1.0)) if options.get("do_sample") else 0.0
         sampling = Sampling(
-            temperature=temperature, top_k=options.get("top_k"), top_p=options.get("top_p")
+            temperature=asked.get("temperature", 1.0) if asked["do_sample"] else 0.0,
+            top_k=asked.get("top_k"),
+            top_p=asked.get("top_p"),
         )
         device = self.model.embedding.weight.device
         written: list[int] = []
@@ -153,8 +156,8 @@ class MixerLoopLM(TemplateLM):
             compute_dtype=self.compute,
             num_ids=self.text.vocab_size,
         ):
-            if int(token) == self.text.eos_id:
-                break
+            if int(token) in (self.text.eos_id, self.text.bos_id):
+                break  # the text ends, or the next one begins
             written.append(int(token))
             if any(stop in self._after(prompt, written) for stop in stops):
                 break

@@ -82,7 +82,7 @@ def model_config(
         raise ValueError("num_v_heads: our models have as many heads for values as for keys")
     sizes = {ours: given[theirs] for theirs, ours in SIZES.items() if given.get(theirs) is not None}
     for theirs, ours in SIZES.items():
-        if ours not in sizes and ours not in ("conv_width", "norm_eps"):
+        if ours not in sizes and ours != "conv_width":  # which is 4 everywhere
             raise ValueError(f"{theirs} is missing")
         if ours in sizes and (isinstance(sizes[ours], bool) or not _is_number(sizes[ours], ours)):
             raise ValueError(f"{theirs} = {sizes[ours]!r}: not a number it can be")
@@ -94,7 +94,10 @@ def model_config(
         if kind not in UNIT_OF:
             raise ValueError("a learned residual needs a loop to go round")
         unit = UNIT_OF[kind]
-    text = schedule or given.get("schedule") or _loop(kind, given, residual_passes)
+    written = given.get("schedule")
+    if given.get("num_passes") is not None and (written is not None or kind == "gated_deltanet"):
+        raise ValueError("num_passes: the schedule says how often; change that, or remove it")
+    text = schedule or written or _loop(kind, given, residual_passes)
     return ModelConfig(**sizes, schedule=text, pass_residual=unit)
 
 
@@ -117,7 +120,9 @@ def _is_number(value: object, name: str) -> bool:
 def _loop(kind: str, given: Mapping[str, Any], residual_passes: int | None) -> str:
     if kind == "gated_deltanet":
         return "no_loop"
-    passes = given.get("num_passes") or residual_passes or DEFAULT_NUM_PASSES
-    if isinstance(passes, bool) or not isinstance(passes, int):
+    passes = given.get("num_passes")
+    if passes is None:
+        passes = residual_passes or DEFAULT_NUM_PASSES
+    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
         raise ValueError(f"num_passes = {passes!r}: not a number it can be")
     return f"{LOOP_OF[kind]}({passes})"

@@ -44,14 +44,16 @@ def choose_implementation(
     if chosen == "auto":
         if device_type == "cuda":
             return "fla" if fla.is_installed() else "chunked"
-        return "native" if compiled else "chunked"
+        return "native" if compiled and device_type in (None, "cpu") else "chunked"
     if chosen == "native" and not compiled:
         raise ValueError(
             "implementation native: this installation has no compiled kernel; install mixerloop "
             "again where there is a C++ compiler, or choose chunked"
         )
-    if chosen == "native" and device_type == "cuda":
-        raise ValueError("implementation native runs on CPUs; choose fla or chunked for CUDA")
+    if chosen == "native" and device_type not in (None, "cpu"):
+        raise ValueError(
+            f"implementation native runs on CPUs; choose fla or chunked on {device_type}"
+        )
     if chosen == "fla" and not fla.is_installed():
         raise ValueError(
             "implementation fla: flash-linear-attention is not installed: pip install "

@@ -79,14 +79,14 @@ def against_cost(part: PartResults) -> Figure | None:
     ):
         form = alt.Axis(format="~e" if field == "training_flops" else "~s", tickCount=5)
         base = alt.Chart(data(rows)).encode(
-            x=alt.X(f"{field}:Q", title=title, scale=alt.Scale(zero=False), axis=form),
+            x=alt.X(f"{field}:Q", title=title, scale=alt.Scale(zero=False, padding=12), axis=form),
             color=_color(part),
         )
         points = base.mark_point(filled=True, size=60).encode(
             y=alt.Y(
                 "nll:Q",
                 title="held-out NLL",
-                scale=alt.Scale(zero=False),
+                scale=alt.Scale(zero=False, padding=12),
                 axis=alt.Axis(tickCount=6),
             ),
             tooltip=["model:N", "seed:N", f"{field}:Q", "nll:Q", "low:Q", "high:Q"],
@@ -129,6 +129,7 @@ def hops(part: PartResults) -> Figure | None:
     )
     line = base.mark_line(point=alt.OverlayMarkDef(size=45)).encode(
         y=alt.Y("accuracy:Q", title="answered right", scale=alt.Scale(domain=[0, 1])),
+        strokeDash=alt.condition(alt.datum["model"] == GUESS, alt.value([5, 4]), alt.value([1, 0])),
         tooltip=["model:N", "hops:O", "accuracy:Q", "low:Q", "high:Q"],
     )
     interval = base.mark_rule(strokeWidth=2, opacity=0.45).encode(y="low:Q", y2="high:Q")

@@ -6,14 +6,15 @@ from pathlib import Path
 from mixerloop import runs
 from mixerloop.reports.blocks import Drawing, Findings, Paragraph, Report, Table, as_markdown
 from mixerloop.reports.figure import Figure, vega_version
-from mixerloop.study_folder import FIGURES
+from mixerloop.study_folder import FIGURES, REPORT
 
 TEMPLATE = "page.html.j2"
 
 
 def write_report(report: Report, page: Path) -> None:
     """PAGE, the same as text beside it, and a folder of figures with their numbers."""
-    folder = page.parent / FIGURES
+    figures = FIGURES if page.name == REPORT else f"{page.stem}-{FIGURES}"
+    folder = page.parent / figures
     folder.mkdir(parents=True, exist_ok=True)
     for figure in report.figures():
         figure.write(folder)
@@ -21,7 +22,7 @@ def write_report(report: Report, page: Path) -> None:
         for block in section.blocks:
             if isinstance(block, Drawing):
                 runs.write_file(folder / f"{block.name}.svg", block.svg)
-    runs.write_file(page.with_suffix(".md"), as_markdown(report, FIGURES))
+    runs.write_file(page.with_suffix(".md"), as_markdown(report, figures))
     runs.write_file(page, as_page(report))
 
 

@@ -1,5 +1,6 @@
 """A study's results, read from its files and nothing else."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class PartResults:
     arms: list[ArmResults]
     comparison: dict[str, Any] | None
     missing: list[str]
-    """Cells without a finished run."""
+    """Cells that are not trained, or not measured as planned."""
 
     @property
     def name(self) -> str:
@@ -65,33 +66,53 @@ class StudyResults:
 
     plan: dict[str, Any]
     parts: list[PartResults]
-    prefill: dict[str, Any] | None
+    prefills: list[dict[str, Any]]
+    """One of each study that timed it."""
 
 
 def read_study(folder: Path) -> StudyResults:
     """Read the folder of a study, finished or not."""
-    plan = runs.read_json(folder / study_folder.PLAN)
-    for name in (*(part["name"] for part in plan["parts"]), *(one["arm"] for one in plan["cells"])):
-        if "/" in name or name.startswith("."):
+    plan = study_folder.read_plan(folder)
+    parts = {part["name"] for part in plan["parts"]}
+    for name in (*parts, *(cell["name"] for cell in plan["cells"])):
+        of, _, run = name.rpartition("/")
+        if run.startswith(".") or (of or run) not in parts or of.startswith("."):
             raise ValueError(f"{folder / study_folder.PLAN}: '{name}' is no name of this study's")
     comparisons = {
         part["name"]: _read(folder / part["name"] / study_folder.COMPARISON)
         for part in plan["parts"]
     }
-    return gather(plan, folder, comparisons, _read(folder / study_folder.PREFILL))
+    prefill = _read(folder / study_folder.PREFILL)
+    found = gather(plan, folder, comparisons)
+    return found if prefill is None else dataclasses.replace(found, prefills=[prefill])
+
+
+def joined(studies: Mapping[str, StudyResults]) -> StudyResults:
+    """Several studies on one page; their parts are called by the study's name, too."""
+    parts = [
+        dataclasses.replace(part, facts=part.facts | {"name": f"{name}-{part.name}"})
+        for name, study in studies.items()
+        for part in study.parts
+    ]
+    plans = [study.plan for study in studies.values()]
+    plan = {
+        "title": " and ".join(plan["title"] for plan in plans),
+        "about": "\n\n".join(plan["about"] for plan in plans),
+    }
+    prefills = [one for study in studies.values() for one in study.prefills]
+    return StudyResults(plan=plan, parts=parts, prefills=prefills)
 
 
 def gather(
     plan: dict[str, Any],
     folder: Path,
     comparisons: Mapping[str, dict[str, Any] | None],
-    prefill: dict[str, Any] | None,
 ) -> StudyResults:
     """Read the runs of a plan."""
     parts = []
     for part in plan["parts"]:
         cells = [cell for cell in plan["cells"] if cell["part"] == part["name"]]
-        found = {cell["name"]: _run(folder / cell["name"], cell["seed"]) for cell in cells}
+        found = {cell["name"]: _run(folder, cell) for cell in cells}
         arms = [
             ArmResults(
                 facts=arm,
@@ -111,7 +132,7 @@ def gather(
                 missing=[name for name, run in found.items() if run is None],
             )
         )
-    return StudyResults(plan=plan, parts=parts, prefill=prefill)
+    return StudyResults(plan=plan, parts=parts, prefills=[])
 
 
 def _of_these(
@@ -125,19 +146,21 @@ def _of_these(
     return comparison if spoken_of <= names else None
 
 
-def _run(path: Path, seed: int | None) -> RunResults | None:
+def _run(folder: Path, cell: dict[str, Any]) -> RunResults | None:
+    """The results of a cell; none while any that the plan asks for is missing."""
+    path = folder / cell["name"]
     results = {
         file.stem: found
         for file in sorted((path / runs.RESULTS).glob("*.json"))
         if (found := _read(file)) is not None
     }
-    if not results:
+    if not results or not results.keys() >= set(cell.get("measure", ())):
         return None
     metrics = _lines(path / runs.METRICS)
     timing = _lines(path / runs.TIMING)
     return RunResults(
         path=path,
-        seed=seed,
+        seed=cell["seed"],
         results=results,
         curve=[line for line in metrics if line.get("held_out_nll") is not None],
         seconds=sum(line["seconds"] for line in timing) if timing else None,

@@ -22,7 +22,7 @@ from mixerloop.studies.study import (
     PartSettings,
     PrefillSettings,
 )
-from mixerloop.study_folder import COMPARISON, ERROR, LOG, PREFILL, STATE, record_of
+from mixerloop.study_folder import COMPARISON, DATA, ERROR, LOG, PREFILL, STATE, record_of
 from mixerloop.training.status import status
 from mixerloop.training.trainer import open_data
 
@@ -32,7 +32,9 @@ Say = Callable[[str], None]
 State = Literal["done", "failed", "running", "begun", "waiting"]
 
 MANIFEST = "manifest.json"
-FILES = "files.json"
+MADE_OF = "made_of.json"
+REFUSED = 2
+"""What a program exits with that does not know an option."""
 RESULT_OF: dict[Measure, str] = {
     "nll": study_folder.NLL,
     "hops": study_folder.HOPS,
@@ -81,52 +83,77 @@ def is_done(plan: Plan, cell: Cell) -> bool:
     return state_of(plan.folder, cell.name, cell.measure).state == "done"
 
 
-def check_files(plan: Plan, part: PartSettings, given: dict[str, Sequence[Path]]) -> None:
-    """Refuse other files than the ones the data was made of."""
-    path = record_of(plan.folder, f"data-{part.name}") / FILES
+def _check_made_of(plan: Plan, part: PartSettings, given: dict[str, Sequence[Path]]) -> None:
+    """Refuse data that was made in another way, or of other files than the ones named now."""
+    path = _data_record(plan, part) / MADE_OF
     if not path.is_file():
         return
     before = runs.read_json(path)
+    data = plan.data(part.name)
+    if before["prepare"] != list(part.prepare):
+        old, new = (" ".join(words) for words in (before["prepare"], part.prepare))
+        raise ValueError(
+            f"{data}: was made with {old}, and the study now says {new}; choose another --out, "
+            "or remove it"
+        )
     for word, files in given.items():
         named = [str(one.resolve()) for one in files]
         if word in part.prepare and named and named != before[word]:
-            raise ValueError(
-                f"{plan.data(part.name)}: was made of other files: {', '.join(before[word])}; "
-                "choose another --out"
-            )
+            old = ", ".join(before[word]) or "none"
+            raise ValueError(f"{data}: was made of other files ({old}); choose another --out")
+
+
+def _data_record(plan: Plan, part: PartSettings) -> Path:
+    return record_of(plan.folder, f"{part.name}/{DATA}")
 
 
 def prepare_data(
     plan: Plan, part: PartSettings, command: Command, given: dict[str, Sequence[Path]]
 ) -> None:
     """Make the data of a part, or wait for whoever is making it."""
-    data = plan.data(part.name)
+    data, record = plan.data(part.name), _data_record(plan, part)
     if (data / MANIFEST).is_file():
-        check_files(plan, part, given)
+        _check_made_of(plan, part, given)
         return
+    place = f"parts[{plan.file.study.parts.index(part)}].prepare"
     arguments: list[str] = []
     for word in part.prepare:
         if word in YOURS and not given[word]:
-            index = plan.file.study.parts.index(part)
-            raise plan.file.refused(
-                f"parts[{index}].prepare", f"this data needs files of yours: {YOURS[word]} FILE"
-            )
+            raise plan.file.refused(place, f"this data needs files of yours: {YOURS[word]} FILE")
         if word == HELD_OUT and given[HELD_OUT]:
             arguments.append("--held-out-files")
         arguments += map(str, given[word]) if word in given else [word]
-    record = record_of(plan.folder, f"data-{part.name}")
     while not (data / MANIFEST).is_file():
         with _lock(record) as mine:
             if not mine:
                 time.sleep(WAIT_SECONDS)
             elif not (data / MANIFEST).is_file():
-                files = {word: [str(one.resolve()) for one in given[word]] for word in given}
-                runs.write_file(record / FILES, runs.to_json(files))
-                _logged(command, ["data", "prepare", *arguments, "--out", str(data)], record)
+                _make_data(plan, part, command, given, ["data", "prepare", *arguments], place)
+    _check_made_of(plan, part, given)
+
+
+def _make_data(
+    plan: Plan,
+    part: PartSettings,
+    command: Command,
+    given: dict[str, Sequence[Path]],
+    arguments: list[str],
+    place: str,
+) -> None:
+    record = _data_record(plan, part)
+    files = {word: [str(one.resolve()) for one in given[word]] for word in given}
+    runs.write_file(record / MADE_OF, runs.to_json({"prepare": list(part.prepare), **files}))
+    try:
+        _logged(command, [*arguments, "--out", str(plan.data(part.name))], record)
+    except SystemExit as stop:
+        if stop.code != REFUSED:
+            raise
+        raise plan.file.refused(place, "mixerloop data prepare does not know this") from None
 
 
 def check_cells(plan: Plan, cells: Sequence[Cell]) -> None:
     """Refuse what could not be trained, before anything is."""
+    parts = [part.name for part in plan.file.study.parts]
     for cell in cells:
         run = plan.run(cell)
         if (run / runs.CONFIG).is_file():
@@ -138,7 +165,10 @@ def check_cells(plan: Plan, cells: Sequence[Cell]) -> None:
                         f"{run}: was trained with {key} {old}, and the study now says {new}; "
                         "choose another --out"
                     )
-        open_data(cell.config)
+        try:
+            open_data(cell.config)
+        except ValueError as error:
+            raise plan.file.refused(f"parts[{parts.index(cell.part)}]", error) from None
 
 
 def run_cell(plan: Plan, cell: Cell, command: Command, say: Say) -> bool:
@@ -147,6 +177,7 @@ def run_cell(plan: Plan, cell: Cell, command: Command, say: Say) -> bool:
     with _lock(record) as mine:
         if not mine:
             return False
+        _keep(record, state="begun")
         try:
             _run(plan, cell, command, say, record)
         except Exception as error:
@@ -189,31 +220,35 @@ def _measuring(plan: Plan, cell: Cell, measure: Measure) -> list[str]:
     return ["transport", run, *options, "--context", str(asked.context), "--control", *removal]
 
 
-def run_prefill(plan: Plan, asked: PrefillSettings, command: Command) -> None:
-    """Time prefill once for the whole study."""
+def run_prefill(plan: Plan, asked: PrefillSettings, command: Command, say: Say) -> None:
+    """Time prefill once for the whole study, and not beside a cell that trains."""
+    path = plan.folder / PREFILL
+    if path.is_file():
+        return
+    states = [state_of(plan.folder, cell.name, cell.measure).state for cell in plan.cells]
     with _lock(record_of(plan.folder, "prefill")) as mine:
-        path = plan.folder / PREFILL
-        if path.is_file() or not mine:
+        if not mine or "running" in states:
+            say("not timed while another process is at work; start again when it is done")
             return
+        say("timing")
         arguments = ["bench", "prefill", "--sizes", *asked.sizes]
         arguments += ["--batches", *map(str, asked.batches), "--length", str(asked.length)]
         arguments += ["--warmup", str(asked.warmup), "--repeats", str(asked.repeats)]
-        arguments += ["--compute-dtype", asked.compute_dtype]
+        arguments += ["--compute-dtype", asked.compute_dtype, "--device", asked.device]
         runs.write_file(path, _output(command, [*arguments, "--json"]))
 
 
-def compare_parts(plan: Plan, command: Command) -> None:
-    """Set the models of each part against each other; what was measured of all of them counts."""
-    for part in plan.file.study.parts:
-        path = plan.folder / part.name / COMPARISON
-        path.unlink(missing_ok=True)  # it would speak of other runs
-        done = [cell for cell in plan.of(part.name) if is_done(plan, cell)]
-        measured = {"nll", "core"} & set(part.measure)
-        if len({cell.arm for cell in done}) < 2 or not measured:
-            continue
-        names = [str(plan.run(cell)) for cell in done]
-        found = json.loads(_output(command, ["evaluate", "compare", *names, "--json"]))
-        runs.write_file(path, runs.to_json(found))
+def compare_part(plan: Plan, part: PartSettings, command: Command) -> None:
+    """Set the models of a part against each other; what was measured of all of them counts."""
+    path = plan.folder / part.name / COMPARISON
+    path.unlink(missing_ok=True)  # it would speak of other runs
+    done = [cell for cell in plan.of(part.name) if is_done(plan, cell)]
+    measured = {"nll", "core"} & set(part.measure)
+    if len({cell.arm for cell in done}) < 2 or not measured:
+        return
+    names = [str(plan.run(cell)) for cell in done]
+    found = json.loads(_output(command, ["evaluate", "compare", *names, "--json"]))
+    runs.write_file(path, runs.to_json(found))
 
 
 @contextlib.contextmanager

@@ -40,9 +40,13 @@ def expected_seconds(config: RunConfig) -> float:
 
 
 def expected_of_all(cells: Sequence[Cell]) -> dict[int, float]:
-    """By the cells' numbers; seeds do not change the time, so each model is tried once."""
+    """By the cells' numbers; seeds do not change the time, so each model is tried once.
+
+    Of cells for GPUs nothing can be said here.
+    """
     known: dict[tuple[str, str], float] = {}
-    for cell in cells:
+    here = [cell for cell in cells if not cell.gpus]
+    for cell in here:
         if (cell.part, cell.arm) not in known:
             known[cell.part, cell.arm] = expected_seconds(cell.config)
-    return {cell.number: known[cell.part, cell.arm] for cell in cells}
+    return {cell.number: known[cell.part, cell.arm] for cell in here}

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from mixerloop.strict import one_line
+from mixerloop.studies.cells import is_done
 from mixerloop.studies.plan import Cell, Plan
 
 RETRIES = 3
@@ -38,15 +39,16 @@ def run_on_ray(plan: Plan, cells: Sequence[Cell], say: Callable[[str, str], None
             (one,), _ = ray.wait(list(waiting), num_returns=1)
             cell = waiting.pop(one)
             try:
-                say(cell.name, "done" if ray.get(one) == 0 else "failed")
+                said = ray.get(one)
+                say(cell.name, "done" if is_done(plan, cell) else f"not done: {said}")
             except ray.exceptions.RayError as error:
                 say(cell.name, f"lost: {one_line(error)}")
     finally:
         ray.shutdown()
 
 
-def _run_cell(study: str, folder: str, number: int, cpus: int) -> int:
-    """On a worker: a process that dies when the worker does."""
+def _run_cell(study: str, folder: str, number: int, cpus: int) -> str:
+    """On a worker: a process that dies when the worker does; returns its last words."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(cpus)}
     command = [sys.executable, "-m", "mixerloop", "study", study]
     done = subprocess.run(
@@ -54,10 +56,12 @@ def _run_cell(study: str, folder: str, number: int, cpus: int) -> int:
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
         preexec_fn=_die_with_parent,
     )
-    return done.returncode
+    lines = done.stderr.strip().splitlines()
+    return lines[-1] if lines else f"exit code {done.returncode}"
 
 
 def _die_with_parent() -> None:

@@ -13,7 +13,7 @@ from mixerloop.model.accounting import account_model, training_flops_per_token
 from mixerloop.model.initialization import meta_model
 from mixerloop.notation import notation
 from mixerloop.studies.study import ArmSettings, Match, Measure, PartSettings, StudyFile
-from mixerloop.study_folder import DATA, PLAN, PREFILL
+from mixerloop.study_folder import DATA, PLAN, PREFILL, read_plan
 
 FLOPS_AGREE = 0.05
 """How near to another model's compute per token whole layers must come."""
@@ -74,10 +74,9 @@ class Plan:
 
     def check_unchanged(self) -> None:
         """Refuse a folder whose data or measurements were made as another plan said."""
-        path = self.folder / PLAN
-        if not path.is_file():
+        if not (self.folder / PLAN).is_file():
             return
-        before, now = runs.read_json(path), json.loads(runs.to_json(self.to_json()))
+        before, now = read_plan(self.folder), json.loads(runs.to_json(self.to_json()))
         parts = {part["name"]: part for part in before["parts"]}
         for part in now["parts"]:
             for key in ("data", "transport"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mixerloop.config import PRESETS
+from mixerloop.config import PRESETS, ComputeDtype, Device
 from mixerloop.strict import from_dict, one_line, suggest
 from mixerloop.study_folder import CELLS, DATA, FIGURES
 
@@ -84,7 +84,8 @@ class PrefillSettings:
     length: int = 1024
     warmup: int = 6
     repeats: int = 20
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    compute_dtype: ComputeDtype = "float32"
+    device: Device = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +170,8 @@ def _check(file: StudyFile) -> None:
                 )
         if not part.seeds or len(set(part.seeds)) < len(part.seeds):
             raise file.refused(f"{here}.seeds", "give one seed or more, each once")
+        if min(part.seeds) < 0:
+            raise file.refused(f"{here}.seeds", f"a seed is not negative: {min(part.seeds)}")
         if min(part.cpus, part.gpus + 1) < 1:
             raise file.refused(f"{here}.cpus", "a cell needs a processor")
         if not part.prepare or part.prepare[0] not in SOURCES:

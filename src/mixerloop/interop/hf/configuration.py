@@ -31,8 +31,8 @@ class MixerLoopConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
     use_cache: bool = True
     initializer_range: float = 0.02
-    bos_token_id: int | None = 1
-    eos_token_id: int | list[int] | None = 2
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -40,6 +40,7 @@ class MixerLoopConfig(PreTrainedConfig):
         base = {"name_or_path", "attn_implementation", "experts_implementation", "num_labels"}
         ours = set(type(self).__dataclass_fields__)
         checked = {key: kwargs.pop(key) for key in (*MUST_BE, "num_v_heads") if key in kwargs}
+        checked |= {key: getattr(self, key) for key in MUST_BE if key in ours}
         for key in kwargs:
             if key not in WITHOUT_MEANING | base and not key.startswith("_"):
                 raise ValueError(f"unknown key {key}; {suggest(key, sorted(ours))}")

@@ -20,10 +20,28 @@ from mixerloop.interop.hf.configuration import FFNLoopConfig, FullLoopConfig, Mi
 from mixerloop.model.pass_residual import PassResidualTable
 from mixerloop.ops.gated_delta_mixing import MixingWeights, Projected, gated_delta_mixing
 from mixerloop.ops.gated_delta_rule import choose_implementation
-from mixerloop.schedule import Occurrence
+from mixerloop.schedule import Occurrence, Sublayer
 
 LinearState = tuple[Tensor, Tensor]
 """Memory, and the tokens before the next for the short convolution."""
+OF_GENERATE = {"next_sequence_length", "is_first_iteration"}
+"""What `generate` tells every model about where it is; a state knows by itself."""
+
+
+class Filter(nn.Conv1d):
+    """A short convolution's weights; called for, so that hooks which load weights are run."""
+
+    def forward(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """What the mixer convolves with."""
+        return self.weight
+
+
+class HeadNorm(nn.RMSNorm):
+    """The weights of a norm inside the mixer; called for, as those of a `Filter` are."""
+
+    def forward(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """What the mixer scales with."""
+        return self.weight
 
 
 class LoopedMixer(nn.Module):
@@ -33,20 +51,20 @@ class LoopedMixer(nn.Module):
         super().__init__()
         width, inner = config.d_model, config.num_heads * config.d_head
         linear = partial(nn.Linear, bias=False)
-        conv = partial(nn.Conv1d, inner, inner, config.conv_width, groups=inner, bias=False)
+        conv = partial(Filter, inner, inner, config.conv_width, groups=inner, bias=False)
         self.norm_eps = config.norm_eps
         self.q_proj, self.k_proj, self.v_proj = (linear(width, inner) for _ in range(3))
         self.a_proj, self.b_proj = (linear(width, config.num_heads) for _ in range(2))
         self.g_proj, self.o_proj = linear(width, inner), linear(inner, width)
         self.q_conv1d, self.k_conv1d, self.v_conv1d = (conv() for _ in range(3))
-        self.o_norm = nn.RMSNorm(config.d_head, eps=config.norm_eps)
+        self.o_norm = HeadNorm(config.d_head, eps=config.norm_eps)
         self.A_log = nn.Parameter(torch.zeros(config.num_heads))
         self.dt_bias = nn.Parameter(torch.zeros(config.num_heads))
 
     def forward(self, x: Tensor, state: LinearState | None = None) -> tuple[Tensor, LinearState]:
         """The update to the residual, and the state to go on from."""
         wide = torch.promote_types(x.dtype, torch.float32)
-        filters = [self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight]
+        filters = [self.q_conv1d(), self.k_conv1d(), self.v_conv1d()]
         memory, history = (None, None) if state is None else state
         mixed, memory, history = gated_delta_mixing(
             Projected(
@@ -59,7 +77,7 @@ class LoopedMixer(nn.Module):
                 conv=torch.cat(filters)[:, 0].to(wide),
                 A_log=self.A_log.to(wide),
                 dt_bias=self.dt_bias.to(wide),
-                norm=self.o_norm.weight.to(wide),
+                norm=self.o_norm().to(wide),
             ),
             norm_eps=self.norm_eps,
             implementation=_implementation(x.device.type),
@@ -93,6 +111,24 @@ class LoopedLayer(nn.Module):
         self.ffn_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self.ffn = LoopedFFN(config)
 
+    def forward(
+        self,
+        residual: Tensor,
+        sublayer: Sublayer,
+        keep: Tensor | None = None,
+        state: LinearState | None = None,
+    ) -> tuple[Tensor, LinearState | None]:
+        """The residual after one of the two, and the state for the mixer to go on from.
+
+        All of an occurrence is in one call: with the layers on several devices, what enters a layer
+        is moved to where the layer is.
+        """
+        if sublayer == "ffn":
+            return residual + self.ffn(self.ffn_norm(residual)), None
+        x = self.attn_norm(residual)
+        update, state = self.mixer(x if keep is None else x * keep, state)
+        return residual + update, state
+
 
 class LoopedPreTrainedModel(PreTrainedModel):
     """What both models share."""
@@ -101,13 +137,25 @@ class LoopedPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["LoopedLayer"]  # noqa: RUF012
+    _keep_in_fp32_modules_strict = ["A_log", "dt_bias"]  # noqa: RUF012
     _is_stateful = True
 
     @classmethod
-    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
-        """As transformers has it, but weights that do not fit are an error and not a warning."""
+    def from_pretrained(
+        cls,
+        *args: Any,
+        output_loading_info: bool = False,
+        use_safetensors: bool = True,
+        **options: Any,
+    ) -> Any:
+        """As transformers has it, but weights that do not fit are an error and not a warning.
+
+        Weights that are a pickle are not looked for.
+        """
+        if not use_safetensors:
+            raise ValueError("use_safetensors=False: a pickle can run code; convert to safetensors")
         load: Any = super().from_pretrained
-        model, found = load(*args, output_loading_info=True, **options)
+        model, found = load(*args, output_loading_info=True, use_safetensors=True, **options)
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             if names := sorted(map(str, found[kind])):
                 hint = "; its config needs pass_residual" * any("residual" in one for one in names)
@@ -176,12 +224,18 @@ class LoopedModel(LoopedPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give input_ids or inputs_embeds, and not both")
         residual = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        keep = _kept(attention_mask, residual)
+        if keep is not None and _pads_behind(keep):
+            if use_cache:
+                raise ValueError("attention_mask: with a cache, padding goes before a text")
+            use_cache = False  # the state after the padding is not the state after the text
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if self.training and self.gradient_checkpointing:
             use_cache = False
         if use_cache and past_key_values is None:
             past_key_values = Cache(layers=[LinearAttentionLayer() for _ in self.mixer_occurrences])
-        keep = _kept(attention_mask, residual)
         seen: list[Tensor] = []
         before_pass = residual
         state_at = 0
@@ -192,17 +246,16 @@ class LoopedModel(LoopedPreTrainedModel):
                 before_pass = residual
             layer = self.layers[occurrence.layer]
             if occurrence.sublayer == "ffn":
-                update = self._run(lambda x, layer=layer: layer.ffn(layer.ffn_norm(x)), residual)
+                residual, _ = self._run(partial(layer, sublayer="ffn"), residual)
             else:
                 cache = _layer(past_key_values, state_at)
-                run = partial(_mix, layer, keep=keep, state=_state(cache))
-                update, state = self._run(run, residual)
+                run = partial(layer, sublayer="mixer", keep=keep, state=_state(cache))
+                residual, state = self._run(run, residual)
                 if cache is not None and use_cache:
                     _remember(cache, state)
                 state_at += 1
-            residual = residual + update
             if self._passes is not None and self._passes.closes(occurrence):
-                residual = residual + self._pass_residual(occurrence, before_pass)
+                residual = self._after_pass(occurrence, residual, before_pass)
         residual = self.norm(residual)
         if output_hidden_states:
             seen.append(residual)
@@ -220,15 +273,18 @@ class LoopedModel(LoopedPreTrainedModel):
             return self._gradient_checkpointing_func(function, residual)
         return function(residual)
 
-    def _pass_residual(self, occurrence: Occurrence, before_pass: Tensor) -> Tensor:
+    def _after_pass(self, occurrence: Occurrence, residual: Tensor, before_pass: Tensor) -> Tensor:
+        """With what the learned residual adds."""
         assert self.residual_weight is not None
-        return self.residual_weight[occurrence.pass_index] * before_pass
+        weight = self.residual_weight[occurrence.pass_index].to(residual.device)
+        return residual + weight * before_pass.to(residual.device)
 
 
 class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
     """A looped model with its tied head."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}  # noqa: RUF012
+    accepts_loss_kwargs = True
 
     def __init__(self, config: MixerLoopConfig) -> None:
         super().__init__(config)
@@ -300,14 +356,18 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | None = None,
+        output_hidden_states: bool | None = None,
         **of_generate: object,
     ) -> dict:
-        """The prompt first, then one token at a time with the state of all before it.
-
-        What else `generate` keeps for itself, such as the iteration, is of no use to this model;
-        its own check has refused what it does not know.
-        """
-        inputs: dict = {"use_cache": use_cache, "logits_to_keep": logits_to_keep or 0}
+        """The prompt first, then one token at a time with the state of all before it."""
+        given = {name for name, value in of_generate.items() if value is not None}
+        if unknown := given - OF_GENERATE:
+            raise ValueError(f"{', '.join(sorted(unknown))}: means nothing to this model")
+        inputs: dict = {
+            "use_cache": use_cache,
+            "logits_to_keep": logits_to_keep or 0,
+            "output_hidden_states": output_hidden_states,
+        }
         if _state(_layer(past_key_values, 0)) is not None:
             return {**inputs, "input_ids": input_ids[:, -1:], "past_key_values": past_key_values}
         if inputs_embeds is not None:
@@ -339,15 +399,8 @@ class FFNLoopForCausalLM(LoopedForCausalLM):
     config_class = FFNLoopConfig
 
 
-def _mix(
-    layer: LoopedLayer, residual: Tensor, *, keep: Tensor | None, state: LinearState | None
-) -> tuple[Tensor, LinearState]:
-    x = layer.attn_norm(residual)
-    return layer.mixer(x if keep is None else x * keep, state)
-
-
 def _kept(attention_mask: Tensor | None, residual: Tensor) -> Tensor | None:
-    """Zero where there is padding: a token of zeros writes nothing and leaves no history."""
+    """Zero where there is padding; before a text, tokens of zeros write nothing."""
     if attention_mask is None:
         return None
     if attention_mask.shape != residual.shape[:2]:
@@ -357,6 +410,11 @@ def _kept(attention_mask: Tensor | None, residual: Tensor) -> Tensor | None:
     if bool(attention_mask.all()):
         return None
     return attention_mask[..., None].to(residual.dtype)
+
+
+def _pads_behind(keep: Tensor) -> bool:
+    """Whether there is padding behind a token of some text."""
+    return bool((keep[:, 1:] < keep[:, :-1]).any())
 
 
 def _layer(cache: Cache | None, number: int) -> LinearAttentionLayer | None:
