@@ -23,7 +23,7 @@ peers: .venv/.peers
 	@touch $@
 
 test: setup
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -15,14 +15,6 @@ settings.register_profile("mixerloop", deadline=None, derandomize=True)
 settings.load_profile("mixerloop")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items) -> None:
-    """A file of `e2e` is one worker's: its tests share what the file has trained."""
-    for item in items:
-        if item.path.parent.name == "e2e":
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-
-
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """What a test draws without a generator of its own, it draws the same each time."""

@@ -208,9 +208,9 @@ def test_a_report_of_runs_needs_no_study(place, done):
 @pytest.fixture(scope="module")
 def seeds(place):
     """A study of two seeds, with a deeper model of equal compute."""
-    deeper = '{ name = "deeper", schedule = "no_loop", layers_for_flops_of = "mixer_loop(3)" }'
+    deeper = '{ name = "deeper", schedule = "no_loop", layers_for_flops_of = "mixer_loop(4)" }'
     text = STUDY.partition("[parts.transport]")[0].replace("seeds = [1]", "seeds = [1, 2]")
-    text = text.replace('"mixer_loop(2)", "full_loop(2)"', f'"mixer_loop(3)", {deeper}')
+    text = text.replace('"mixer_loop(2)", "full_loop(2)"', f'"mixer_loop(4)", {deeper}')
     (place / "seeds.toml").write_text(
         text.replace(', "transport"', "") + "[parts.train]\nsteps = 4\n"
     )
@@ -238,7 +238,7 @@ def test_the_deeper_control_is_told_apart(seeds):
     assert "Besides, deeper has " in page
     plan = json.loads((seeds / "plan.json").read_text())
     (deeper,) = (arm for arm in plan["parts"][0]["arms"] if arm["name"] == "deeper")
-    (looped,) = (arm for arm in plan["parts"][0]["arms"] if arm["name"] == "mixer_loop(3)")
+    (looped,) = (arm for arm in plan["parts"][0]["arms"] if arm["name"] == "mixer_loop(4)")
     assert deeper["flops_per_token"] == pytest.approx(looped["flops_per_token"], rel=0.05)
     assert deeper["parameters"] > looped["parameters"]
 

@@ -131,7 +131,7 @@ class MixerLoopLM(TemplateLM):
         return [self._written(*request.args) for request in requests]
 
     def _written(self, context: str, options: dict[str, Any]) -> str:
-        asked = normalize_gen_kwargs(options, DEFAULT_NEW_TOKENS)
+        asked: dict[str, Any] = {**normalize_gen_kwargs(options, DEFAULT_NEW_TOKENS)}
         unknown = set(asked) - GENERATION_KEYS
         if unknown:
             raise ValueError(f"generation option {', '.join(sorted(unknown))} is not known here")

@@ -30,6 +30,8 @@ _IMPLEMENTATIONS: dict[Implementation, Callable[..., tuple[Tensor, Tensor]]] = {
     "native": native_gated_delta_rule,
     "fla": fla_gated_delta_rule,
 }
+HAVE_NATIVE = (None, "cpu", "meta")
+"""Devices of the compiled kernels; on `meta` they give shapes."""
 
 
 def choose_implementation(
@@ -44,13 +46,13 @@ def choose_implementation(
     if chosen == "auto":
         if device_type == "cuda":
             return "fla" if fla.is_installed() else "chunked"
-        return "native" if compiled and device_type in (None, "cpu") else "chunked"
+        return "native" if compiled and device_type in HAVE_NATIVE else "chunked"
     if chosen == "native" and not compiled:
         raise ValueError(
             "implementation native: this installation has no compiled kernel; install mixerloop "
             "again where there is a C++ compiler, or choose chunked"
         )
-    if chosen == "native" and device_type not in (None, "cpu"):
+    if chosen == "native" and device_type not in HAVE_NATIVE:
         raise ValueError(
             f"implementation native runs on CPUs; choose fla or chunked on {device_type}"
         )
