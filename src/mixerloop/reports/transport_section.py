@@ -106,7 +106,7 @@ def _removal_table(measured: Mapping[str, Sequence[Result]]) -> Table:
     columns = ["model", "changed", "mean change of NLL", "largest", "smallest", "above zero"]
     note = (
         "Nats, the first seed of each model; intervals of 95 % over windows. In a mixer loop "
-        "leaving out any pass of a layer gives the same model. Above zero: the interval is."
+        "leaving out any pass of a layer gives the same model. Above zero: how many intervals are."
     )
     return Table("Leaving something out", columns, rows, note)
 
