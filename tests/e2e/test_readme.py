@@ -28,7 +28,12 @@ def test_the_commands_run_one_after_another(tmp_path):
         (tmp_path / folder).symlink_to(ROOT / folder)
     for command in ran:
         done = subprocess.run(
-            command, shell=True, cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True
+            command,
+            shell=True,
+            cwd=tmp_path,
+            env={"PATH": path, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, f"{command}\n{done.stderr}"
     assert (tmp_path / "loops.svg").exists()

@@ -138,7 +138,7 @@ def test_rows_on_every_instruction_set(instruction_set, dtype):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_without_gradients_none_are_computed(monkeypatch, implementation):
     asked = []
-    for name in ("_torch", "_native"):
+    for name in ("_torch", "_native", "_run_native"):
         real = getattr(module, name)
 
         def watch(*arguments, real=real, **named):

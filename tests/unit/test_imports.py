@@ -52,3 +52,16 @@ def test_help_loads_no_torch(arguments):
         [sys.executable, "-c", script], check=True, capture_output=True, text=True
     )
     assert "usage: mixerloop" in done.stdout
+
+
+def test_running_a_model_does_not_load_torchs_compiler():
+    """It takes longer to load than all the rest, and training alone needs it."""
+    script = (
+        "import sys, torch\n"
+        "from mixerloop.config import preset\n"
+        "from mixerloop.model.initialization import fresh_model\n"
+        "model = fresh_model(preset('nano'), seed=0)\n"
+        "with torch.inference_mode():\n    model(torch.zeros(1, 3, dtype=torch.long))\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -77,7 +77,9 @@ class LoopedLM(nn.Module):
         machine.settle()
         self.config = config
         self.schedule = config.occurrences()
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.embedding = nn.Embedding.from_pretrained(  # which draws nothing, also not on `meta`
+            torch.empty(config.vocab_size, config.d_model), freeze=False
+        )
         self.implementation: Implementation = choose_implementation(implementation)
         """The form in which every operator of this model is run."""
         mixer = MIXERS[config.mixer]

@@ -133,13 +133,13 @@ def _openmp_libraries() -> list[str]:
 
 
 def goes_past_dispatcher(*tensors: torch.Tensor) -> bool:
-    """Whether this is one token of each sequence, in memory, and nobody will ask for its gradient.
+    """Whether these are plain tensors in memory, and nobody will ask for a gradient.
 
-    Then torch's dispatcher would cost as much as the work, and the kernel is called without it.
+    Then the kernel is called without torch's dispatcher, which for one token costs as much as the
+    work, and at its first call of an operator of ours loads torch's compiler: more than a second.
     """
     return (
-        tensors[0].shape[-2:-1] == (1,)
-        and not torch.compiler.is_compiling()
+        not torch.compiler.is_compiling()
         and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
         and all(type(tensor) in PLAIN and tensor.device.type == "cpu" for tensor in tensors)
     )

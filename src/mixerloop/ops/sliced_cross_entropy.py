@@ -123,7 +123,8 @@ def _losses(
 ) -> tuple[Tensor, Tensor]:
     """Each token's loss and, in the place of the logits or new, their gradient if it is wanted."""
     if implementation == "native" and logits.dtype in native_library.TYPES:
-        return _native(logits, targets.long(), with_gradient), logits
+        run = _run_native if native_library.goes_past_dispatcher(logits, targets) else _native
+        return run(logits, targets.long(), with_gradient), logits
     return _torch(logits, targets, with_gradient=with_gradient)
 
 
@@ -145,8 +146,7 @@ def _torch(
     return losses, (d_logits * scored[:, None]).to(logits.dtype)
 
 
-@torch.library.custom_op("mixerloop::cross_entropy_", mutates_args=("logits",), device_types="cpu")
-def _native(logits: Tensor, labels: Tensor, with_gradient: bool) -> Tensor:
+def _run_native(logits: Tensor, labels: Tensor, with_gradient: bool) -> Tensor:
     """Each token's loss; the gradient takes the place of the logits."""
     losses = _empty_losses(logits)
     native_library.run(
@@ -158,6 +158,11 @@ def _native(logits: Tensor, labels: Tensor, with_gradient: bool) -> Tensor:
         writes={"logits": logits, "losses": losses},
     )
     return losses
+
+
+_native = torch.library.custom_op(
+    "mixerloop::cross_entropy_", _run_native, mutates_args=("logits",), device_types="cpu"
+)
 
 
 @_native.register_fake

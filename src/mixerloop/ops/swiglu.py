@@ -16,13 +16,14 @@ def swiglu(
     if gate_up.shape[-1] % 2:
         raise ValueError(f"gate and up must be of one width, got {gate_up.shape[-1]} for both")
     if implementation == "native" and gate_up.dtype in native_library.TYPES:
+        if native_library.goes_past_dispatcher(gate_up):
+            return _run_forward(gate_up)
         return _forward(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
-@torch.library.custom_op("mixerloop::swiglu", mutates_args=(), device_types="cpu")
-def _forward(gate_up: Tensor) -> Tensor:
+def _run_forward(gate_up: Tensor) -> Tensor:
     output = _half(gate_up)
     native_library.run(
         "swiglu",
@@ -32,6 +33,11 @@ def _forward(gate_up: Tensor) -> Tensor:
         writes={"output": output},
     )
     return output
+
+
+_forward = torch.library.custom_op(
+    "mixerloop::swiglu", _run_forward, mutates_args=(), device_types="cpu"
+)
 
 
 @_forward.register_fake
