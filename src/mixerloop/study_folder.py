@@ -24,6 +24,8 @@ REPORT, REPORT_TEXT, FIGURES = "report.html", "report.md", "figures"
 
 NLL, HOPS, CORE, TRANSPORT = "nll.json", "hops.json", "core.json", "transport.json"
 """Results of a run, in its own folder."""
+MEASURED = {"nll": NLL, "hops": HOPS, "core": CORE, "transport": TRANSPORT}
+"""What can be measured, and where it is kept."""
 
 PLAN_KEYS = {"title", "about", "parts", "cells", "prefill"}
 PART_KEYS = {"name", "match", "measure", "seeds", "data", "transport", "arms"}
@@ -44,6 +46,8 @@ def read_plan(folder: Path) -> dict[str, Any]:
             plan.keys() >= PLAN_KEYS
             and all(part.keys() >= PART_KEYS for part in plan["parts"])
             and all(cell.keys() >= CELL_KEYS for cell in plan["cells"])
+            and all(isinstance(one["name"], str) for one in (*plan["parts"], *plan["cells"]))
+            and all({*cell["measure"]} <= MEASURED.keys() for cell in plan["cells"])
         )
     except (AttributeError, TypeError):
         known = False

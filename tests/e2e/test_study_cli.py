@@ -256,7 +256,7 @@ def test_runs_that_differ_in_the_seed_only_are_one_model(place, seeds):
 def test_two_studies_make_one_report(place, done, seeds):
     mixerloop("report", "whole", "seeds", "--out", "all/both.html", cwd=place)
     page = (place / "all/both.md").read_text()
-    for heading in ("## whole-hops: results", "## seeds-hops: results", "## Prefill"):
+    for heading in ("## whole-hops: results", "## seeds-hops: results", "## Whole, prefill"):
         assert heading in page
     assert "whole-hops, held-out NLL, best first: " in page
 

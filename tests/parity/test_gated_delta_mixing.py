@@ -196,11 +196,12 @@ def test_what_does_not_fit_is_refused_by_name(name, cut, message, implementation
         )
 
 
-def test_one_token_can_be_traced():
-    """A single token goes past the dispatcher, but not when there is no memory behind it."""
+@pytest.mark.parametrize("seq", [1, 5])
+def test_tokens_can_be_traced(seq):
+    """Without gradients they go past the dispatcher, but not with no memory behind them."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    tokens, weights, _ = make_case(seq=1)
+    tokens, weights, _ = make_case(seq=seq)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         fake = [mode.from_tensor(x) for x in (*tokens, *weights)]
         output, memory, _ = gated_delta_mixing(
@@ -209,5 +210,5 @@ def test_one_token_can_be_traced():
             norm_eps=NORM_EPS,
             implementation="native",
         )
-    assert output.shape == (2, 1, 48)
+    assert output.shape == (2, seq, 48)
     assert memory.shape == (2, 2, 24, 24)

@@ -136,7 +136,8 @@ def test_beams_are_reordered_with_their_states(both):
         model.generate(prompts, use_cache=use_cache, do_sample=False, **options)
         for use_cache in (True, False)
     )
-    assert cached.beam_indices[:, :6].unique().numel() > 2  # they were reordered
+    steps = cached.beam_indices[:, :6]
+    assert max(row.unique().numel() for row in steps) > 2  # they were reordered, after the first
     assert torch.equal(cached.sequences, plain.sequences)
     torch.testing.assert_close(
         cached.sequences_scores, plain.sequences_scores, rtol=0, atol=CACHE_AGREES

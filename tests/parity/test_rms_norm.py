@@ -31,12 +31,30 @@ def test_native_matches_torch(instruction_set, shape, scale, dtype):
         assert (one.double() - other).abs().max() <= TOLERANCE[dtype] * other.abs().max()
 
 
-def test_one_token_without_gradients_is_the_same_bit_for_bit():
-    x, weight = torch.randn(3, 2, 40), torch.randn(40)
+def test_without_gradients_it_is_the_same_bit_for_bit():
+    """That way goes past the dispatcher."""
+    x, weight = torch.randn(3, 4, 40, requires_grad=True), torch.randn(40)
     whole = rms_norm(x, weight, eps=EPS, implementation="native")
+    assert whole.requires_grad
     with torch.no_grad():
-        one = rms_norm(x[:, 1:], weight, eps=EPS, implementation="native")
-    assert torch.equal(whole[:, 1:], one)
+        assert torch.equal(rms_norm(x, weight, eps=EPS, implementation="native"), whole)
+        one = rms_norm(x[:, 1:2], weight, eps=EPS, implementation="native")
+    assert torch.equal(whole[:, 1:2], one)
+
+
+def test_those_who_watch_see_the_operator():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def normed(x):
+        return rms_norm(x, weight, eps=EPS, implementation="native")
+
+    x, weight = torch.randn(3, 5, 40), torch.randn(40)
+    with torch.no_grad():
+        wanted = normed(x)
+        assert torch.equal(torch.func.vmap(normed)(x), wanted)
+        other = torch.randn(3, 5, 40)
+        for traced in (torch.jit.trace(normed, x), make_fx(normed)(x)):
+            assert torch.equal(traced(other), normed(other))
 
 
 @pytest.mark.parametrize("implementation", ["native", "chunked"])

@@ -26,6 +26,15 @@ def test_native_matches_torch(instruction_set, shape, dtype):
         assert (one.double() - other).abs().max() <= bound
 
 
+def test_without_gradients_it_is_the_same_bit_for_bit():
+    """That way goes past the dispatcher."""
+    x = torch.randn(3, 4, 40, requires_grad=True)
+    whole = swiglu(x, implementation="native")
+    assert whole.requires_grad
+    with torch.no_grad():
+        assert torch.equal(swiglu(x, implementation="native"), whole)
+
+
 def test_a_view_is_read_as_what_it_is():
     x = torch.randn(6, 40, dtype=torch.float64)
     one = swiglu(x[:, ::2], implementation="native")

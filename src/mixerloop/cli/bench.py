@@ -163,7 +163,7 @@ class Prefill:
             )
         else:
             show_header()
-            show_prefill(cases, self.compute_dtype)
+            show_prefill(cases, self.compute_dtype, device.type)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,7 +49,7 @@ def show_operator(case: "OperatorCase") -> None:
         print(f"{name} is missing: see mixerloop doctor; make peers installs other people's rules")
 
 
-def show_prefill(cases: "list[PrefillCase]", compute_dtype: str) -> None:
+def show_prefill(cases: "list[PrefillCase]", compute_dtype: str, device: str) -> None:
     """All sizes and batches, and the paper's."""
     table = table_of(
         *("size", "batch", "no loop, ms", "mixer, ms", "full, ms", "mixer over full", "by work")
@@ -64,8 +64,8 @@ def show_prefill(cases: "list[PrefillCase]", compute_dtype: str) -> None:
         )
     print_table(table)
     print(
-        f"{cases[0].length:,} tokens, last-token logits, {compute_dtype}; by work: what the "
-        "projections alone would allow"
+        f"{cases[0].length:,} tokens, last-token logits, {compute_dtype} on {device}; by work: "
+        "what the projections alone would allow"
     )
     print(f"the paper, on a GPU: {paper.PREFILL}")
 

@@ -135,7 +135,7 @@ class MixerLoopLM(TemplateLM):
         unknown = set(asked) - GENERATION_KEYS
         if unknown:
             raise ValueError(f"generation option {', '.join(sorted(unknown))} is not known here")
-        stops, most = asked["until"], asked["max_gen_toks"]
+        stops, most = [one for one in asked["until"] if one], asked["max_gen_toks"]
         if not 1 <= most < self.max_length:
             raise ValueError(f"max_gen_toks must be below max_length = {self.max_length}")
         prompt = self.tok_encode(context)[-(self.max_length - most) :]

@@ -95,8 +95,12 @@ def model_config(
             raise ValueError("a learned residual needs a loop to go round")
         unit = UNIT_OF[kind]
     written = given.get("schedule")
-    if given.get("num_passes") is not None and (written is not None or kind == "gated_deltanet"):
-        raise ValueError("num_passes: the schedule says how often; change that, or remove it")
+    passes_given = given.get("num_passes") is not None and "num_passes" not in ignore
+    if passes_given and schedule is None:
+        if kind == "gated_deltanet":
+            raise ValueError("num_passes: a gated_deltanet has no loop; give a schedule")
+        if written is not None:
+            raise ValueError("num_passes: the schedule says how often; change that, or remove it")
     text = schedule or written or _loop(kind, given, residual_passes)
     return ModelConfig(**sizes, schedule=text, pass_residual=unit)
 

@@ -133,13 +133,15 @@ def _openmp_libraries() -> list[str]:
 
 
 def goes_past_dispatcher(*tensors: torch.Tensor) -> bool:
-    """Whether these are plain tensors in memory, and nobody will ask for a gradient.
+    """Whether these are plain tensors in memory, nobody asks for a gradient and nobody watches.
 
     Then the kernel is called without torch's dispatcher, which for one token costs as much as the
     work, and at its first call of an operator of ours loads torch's compiler: more than a second.
     """
     return (
-        not torch.compiler.is_compiling()
+        not (torch.compiler.is_compiling() or torch.jit.is_tracing())
+        and not torch._C._are_functorch_transforms_active()  # vmap's tensors look plain
+        and torch._C._len_torch_dispatch_stack() == 0
         and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
         and all(type(tensor) in PLAIN and tensor.device.type == "cpu" for tensor in tensors)
     )

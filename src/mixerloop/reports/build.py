@@ -31,9 +31,8 @@ def build_report(study: StudyResults) -> Report:
             sections.append(Section(f"{part.name}: results", list(results(part))))
             if blocks := list(transport(part)):
                 sections.append(Section(f"{part.name}: what each pass does", blocks))
-    for number, found in enumerate(study.prefills, start=1):
-        nth = "" if number == 1 else f"-{number}"
-        sections.append(Section(f"Prefill{nth}", _prefill(found, nth)))
+    for number, (of, found) in enumerate(study.prefills.items(), start=1):
+        sections.append(Section(f"{of}prefill".capitalize(), _prefill(found, number)))
     sections.append(Section("The paper's figures", _paper()))
     sections.append(Section("Where every number is from", list(provenance(study))))
     return Report(study.plan["title"], study.plan["about"], sections)
@@ -45,11 +44,11 @@ def findings(study: StudyResults) -> list[str]:
     for part in study.parts:
         if part.comparison is not None:
             found += [_ordering(part, name) for name, _ in measures(part.comparison["pairs"][0])]
-    for case in (case for prefill in study.prefills for case in prefill["cases"]):
+    for of, case in ((of, case) for of, one in study.prefills.items() for case in one["cases"]):
         low, high = case["mixer_over_full_quartiles"]
         prompts = "one prompt" if case["batch"] == 1 else f"{case['batch']} prompts at once"
         found.append(
-            f"prefill: at {case['size']} the mixer loop reads {prompts} "
+            f"{of}prefill: at {case['size']} the mixer loop reads {prompts} "
             f"{case['mixer_over_full']:.2f} [{low:.2f}, {high:.2f}] times as fast as the full loop"
         )
     return found or ["nothing was compared"]
@@ -105,7 +104,7 @@ def _compared(part: PartResults) -> Iterator[Block]:
         yield Drawing(name, "The schedules", draw(schedules, arms[0].facts["macs"]))
 
 
-def _prefill(found: dict[str, Any], nth: str) -> list[Block]:
+def _prefill(found: dict[str, Any], number: int) -> list[Block]:
     cases = found["cases"]
     loops = list(cases[0]["milliseconds"])
     rows = [
@@ -120,14 +119,16 @@ def _prefill(found: dict[str, Any], nth: str) -> list[Block]:
         for case in cases
     ]
     columns = ["size", "prompts", *(f"{loop}, ms" for loop in loops), "mixer over full", "by work"]
-    busy = found["provenance"].get("busy_cores")
+    busy, device = (found["provenance"].get(key) for key in ("busy_cores", "device"))
     note = (
-        f"{cases[0]['length']:,} tokens; medians, and the quartiles of the ratio round by round. "
+        f"{cases[0]['length']:,} tokens{'' if device is None else f', on {device}'}; medians, and "
+        "the quartiles of the ratio round by round. "
         + ("" if busy is None else f"Meanwhile other work took {busy:.1f} cores. ")
         + f"The paper, on a GPU: {paper.PREFILL}."
     )
     figure = charts.prefill(cases)
-    return [figure.renamed(f"{figure.name}{nth}"), Table("Prefill", columns, rows, note)]
+    name = figure.name if number == 1 else f"{figure.name}-{number}"
+    return [figure.renamed(name), Table("Prefill", columns, rows, note)]
 
 
 def _paper() -> list[Block]:

@@ -38,8 +38,8 @@ def _births(results: StudyResults) -> Iterator[tuple[str, str, dict[str, Any]]]:
                 yield of, "training", run.provenance
             for what, result in run.results.items():
                 yield of, what, result["provenance"] | {"seed": run.seed}
-    for prefill in results.prefills:
-        yield "the machine", "prefill", prefill["provenance"]
+    for of, prefill in results.prefills.items():
+        yield f"{of}the machine", "prefill", prefill["provenance"]
 
 
 def _machine(facts: dict[str, Any]) -> str:

@@ -66,8 +66,8 @@ class StudyResults:
 
     plan: dict[str, Any]
     parts: list[PartResults]
-    prefills: list[dict[str, Any]]
-    """One of each study that timed it."""
+    prefills: dict[str, dict[str, Any]]
+    """Of each study that timed it, under its name; of a single study under no name."""
 
 
 def read_study(folder: Path) -> StudyResults:
@@ -84,13 +84,17 @@ def read_study(folder: Path) -> StudyResults:
     }
     prefill = _read(folder / study_folder.PREFILL)
     found = gather(plan, folder, comparisons)
-    return found if prefill is None else dataclasses.replace(found, prefills=[prefill])
+    return found if prefill is None else dataclasses.replace(found, prefills={"": prefill})
 
 
 def joined(studies: Mapping[str, StudyResults]) -> StudyResults:
     """Several studies on one page; their parts are called by the study's name, too."""
     parts = [
-        dataclasses.replace(part, facts=part.facts | {"name": f"{name}-{part.name}"})
+        dataclasses.replace(
+            part,
+            facts=part.facts | {"name": f"{name}-{part.name}"},
+            missing=[f"{name}/{cell}" for cell in part.missing],
+        )
         for name, study in studies.items()
         for part in study.parts
     ]
@@ -99,7 +103,9 @@ def joined(studies: Mapping[str, StudyResults]) -> StudyResults:
         "title": " and ".join(plan["title"] for plan in plans),
         "about": "\n\n".join(plan["about"] for plan in plans),
     }
-    prefills = [one for study in studies.values() for one in study.prefills]
+    prefills = {
+        f"{name}, ": one for name, study in studies.items() for one in study.prefills.values()
+    }
     return StudyResults(plan=plan, parts=parts, prefills=prefills)
 
 
@@ -132,7 +138,7 @@ def gather(
                 missing=[name for name, run in found.items() if run is None],
             )
         )
-    return StudyResults(plan=plan, parts=parts, prefills=[])
+    return StudyResults(plan=plan, parts=parts, prefills={})
 
 
 def _of_these(
@@ -142,8 +148,8 @@ def _of_these(
     names = {run.path.name for run in found.values() if run is not None}
     if comparison is None:
         return None
-    spoken_of = {Path(run).name for arm in comparison["arms"] for run in arm["runs"]}
-    return comparison if spoken_of <= names else None
+    spoken_of = {Path(run).name for arm in comparison.get("arms", ()) for run in arm["runs"]}
+    return comparison if spoken_of and spoken_of <= names else None
 
 
 def _run(folder: Path, cell: dict[str, Any]) -> RunResults | None:

@@ -25,12 +25,16 @@ DARK_CELL = 0.55
 
 def transport_figures(results: Mapping[str, Result]) -> list[Figure]:
     """The passes of every model side by side, and two maps of each model's layers."""
-    maps = [
+    return [passes_figure(results), *maps(results)]
+
+
+def maps(results: Mapping[str, Result]) -> list[Figure]:
+    """Of each model's layers: what is new in each pass, and what it gains."""
+    return [
         figure(name, result, several=len(results) > 1)
         for name, result in results.items()
         for figure in (_novelty_map, _gain_map)
     ]
-    return [passes_figure(results), *maps]
 
 
 def passes_figure(results: Mapping[str, Result]) -> Figure:

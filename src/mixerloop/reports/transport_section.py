@@ -7,7 +7,7 @@ from mixerloop.reports.blocks import Block, Paragraph, Table
 from mixerloop.reports.figure import CONTROL
 from mixerloop.reports.results_section import transport_over_runs
 from mixerloop.reports.study_results import PartResults
-from mixerloop.reports.transport_figures import layers_figure, passes_figure, transport_figures
+from mixerloop.reports.transport_figures import layers_figure, maps, passes_figure
 
 Result = Mapping[str, Any]
 REMOVALS = {
@@ -41,7 +41,7 @@ def transport(part: PartResults) -> Iterator[Block]:
 def _figures(part: str, first: dict[str, Result]) -> Iterator[Block]:
     """Of the first seed of each model."""
     shown = first | _control(first)
-    for figure in (passes_figure(shown), layers_figure(shown), *transport_figures(first)[1:]):
+    for figure in (passes_figure(shown), layers_figure(shown), *maps(first)):
         yield figure.renamed(f"{part}-{figure.name}")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mixerloop import config as configs
-from mixerloop import runs, study_folder
+from mixerloop import runs
 from mixerloop.strict import one_line
 from mixerloop.studies.plan import Cell, Plan
 from mixerloop.studies.study import (
@@ -22,7 +22,16 @@ from mixerloop.studies.study import (
     PartSettings,
     PrefillSettings,
 )
-from mixerloop.study_folder import COMPARISON, DATA, ERROR, LOG, PREFILL, STATE, record_of
+from mixerloop.study_folder import (
+    COMPARISON,
+    DATA,
+    ERROR,
+    LOG,
+    MEASURED,
+    PREFILL,
+    STATE,
+    record_of,
+)
 from mixerloop.training.status import status
 from mixerloop.training.trainer import open_data
 
@@ -35,12 +44,6 @@ MANIFEST = "manifest.json"
 MADE_OF = "made_of.json"
 REFUSED = 2
 """What a program exits with that does not know an option."""
-RESULT_OF: dict[Measure, str] = {
-    "nll": study_folder.NLL,
-    "hops": study_folder.HOPS,
-    "core": study_folder.CORE,
-    "transport": study_folder.TRANSPORT,
-}
 YOURS = {CORPUS: "--corpus", TOKENIZER: "--tokenizer"}
 WAIT_SECONDS = 2.0
 
@@ -206,7 +209,7 @@ def _run(plan: Plan, cell: Cell, command: Command, say: Say, record: Path) -> No
 
 def _missing(run: Path, measure: Sequence[Measure]) -> list[Measure]:
     results = run / runs.RESULTS
-    return [one for one in measure if not (results / RESULT_OF[one]).is_file()]
+    return [one for one in measure if not (results / MEASURED[one]).is_file()]
 
 
 def _measuring(plan: Plan, cell: Cell, measure: Measure) -> list[str]:
@@ -229,6 +232,8 @@ def run_prefill(plan: Plan, asked: PrefillSettings, command: Command, say: Say) 
     with _lock(record_of(plan.folder, "prefill")) as mine:
         if not mine or "running" in states:
             say("not timed while another process is at work; start again when it is done")
+            return
+        if path.is_file():
             return
         say("timing")
         arguments = ["bench", "prefill", "--sizes", *asked.sizes]
