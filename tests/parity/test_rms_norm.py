@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 
@@ -53,8 +55,11 @@ def test_those_who_watch_see_the_operator():
         wanted = normed(x)
         assert torch.equal(torch.func.vmap(normed)(x), wanted)
         other = torch.randn(3, 5, 40)
-        for traced in (torch.jit.trace(normed, x), make_fx(normed)(x)):
-            assert torch.equal(traced(other), normed(other))
+        with pytest.warns(DeprecationWarning, match="deprecated"):
+            scripted = torch.jit.trace(normed, x)
+        traced: list[Any] = [scripted, make_fx(normed)(x)]
+        for one in traced:
+            assert torch.equal(one(other), normed(other))
 
 
 @pytest.mark.parametrize("implementation", ["native", "chunked"])

@@ -139,7 +139,7 @@ def goes_past_dispatcher(*tensors: torch.Tensor) -> bool:
     work, and at its first call of an operator of ours loads torch's compiler: more than a second.
     """
     return (
-        not (torch.compiler.is_compiling() or torch.jit.is_tracing())
+        not (torch.compiler.is_compiling() or torch._C._is_tracing())
         and not torch._C._are_functorch_transforms_active()  # vmap's tensors look plain
         and torch._C._len_torch_dispatch_stack() == 0
         and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
