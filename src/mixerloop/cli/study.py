@@ -105,8 +105,16 @@ class Study:
         from mixerloop.studies.expected_time import expected_of_all
 
         states = [state_of(plan.folder, cell.name, cell.measure) for cell in chosen]
-        left = [cell for cell, one in zip(chosen, states, strict=True) if one.state != "done"]
-        seconds = expected_of_all(left) if self.cells is None else {}
+        left = {
+            cell.number: 1 - (one.step or 0) / (one.total_steps or 1)
+            for cell, one in zip(chosen, states, strict=True)
+            if one.state != "done"
+        }
+        waiting = [cell for cell in chosen if cell.number in left]
+        seconds = {
+            number: left[number] * whole
+            for number, whole in (expected_of_all(waiting) if self.cells is None else {}).items()
+        }
         if self.json:
             rows = [
                 {
