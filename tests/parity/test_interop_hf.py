@@ -129,14 +129,14 @@ def test_what_was_before_shows_in_the_logits(both):
 
 def test_beams_are_reordered_with_their_states(both):
     _, model = both
-    prompts = tokens_of(model.config.vocab_size, batch=2, length=5)
-    options = {"max_new_tokens": 6, "num_beams": 3, "output_scores": True}
+    prompts = tokens_of(model.config.vocab_size, batch=4, length=5)
+    options = {"max_new_tokens": 10, "num_beams": 5, "output_scores": True}
     options |= {"return_dict_in_generate": True, "pad_token_id": 0, "eos_token_id": None}
     cached, plain = (
         model.generate(prompts, use_cache=use_cache, do_sample=False, **options)
         for use_cache in (True, False)
     )
-    steps = cached.beam_indices[:, :6]
+    steps = cached.beam_indices[:, :10]
     assert max(row.unique().numel() for row in steps) > 2  # they were reordered, after the first
     assert torch.equal(cached.sequences, plain.sequences)
     torch.testing.assert_close(
