@@ -135,6 +135,23 @@ def killed_in(phase: str, place: Path, out: str) -> None:
     process.communicate()
 
 
+def test_interrupted_it_says_how_to_go_on(place):
+    process = subprocess.Popen(
+        [*STUDY_COMMAND, "--out", "interrupted"],
+        cwd=place,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "HOME": str(place)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    wait_for(place / "interrupted" / CELL / "checkpoints" / "step-2")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130
+    assert "stopped; the same command goes on from here" in said
+
+
 def wait_for(path: Path) -> None:
     began = time.monotonic()
     while not path.exists():

@@ -162,6 +162,9 @@ class Study:
             try:
                 if not run_cell(plan, cell, _command, lambda text, at=heading: _say(at, text)):
                     _say(heading, "another process has it")
+            except (KeyboardInterrupt, SystemExit):  # by a signal
+                _say(heading, "stopped; the same command goes on from here")
+                raise
             except Exception as error:  # the cell's record has all of it
                 _say(heading, f"failed: {one_line(error)}")
                 failed.append(cell.name)
