@@ -11,7 +11,7 @@ from mixerloop.training.ranks import Ranks
 from mixerloop.training.run_folder import begin
 from mixerloop.training.trainer import Trainer
 
-SAME = 1e-4  # relative: another processor sums in another order, and twenty updates amplify it
+SAME = 1e-6  # relative: instruction sets sum in different orders, and 1e-7 was seen between them
 STEPS = (1, 10, 20)
 NO_KERNEL = native_library.library() is None
 IMPLEMENTATIONS = [
@@ -19,11 +19,11 @@ IMPLEMENTATIONS = [
     pytest.param("native", marks=pytest.mark.skipif(NO_KERNEL, reason="no compiled kernel")),
 ]
 LOSSES = {
-    "no_loop": (7.69028, 6.202058, 5.238116),
-    "mixer_loop": (7.757056, 6.242865, 5.289362),
-    "ffn_loop": (8.140913, 6.428479, 5.50452),
-    "block_loop": (8.128991, 6.441587, 5.513499),
-    "full_loop": (8.070297, 6.387191, 5.456002),
+    "no_loop": (7.7654810, 6.3304923, 5.4626097),
+    "mixer_loop": (7.8122364, 6.3546607, 5.4848741),
+    "ffn_loop": (8.1182721, 6.5314260, 5.6857085),
+    "block_loop": (8.1181839, 6.5262510, 5.6741118),
+    "full_loop": (8.0756536, 6.4855831, 5.6172127),
 }
 
 

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from mixerloop.data.tokenizer import TextStream, Tokenizer, train_tokenizer
+from mixerloop.draws import Draws
 from mixerloop.model.generation import Sampling, draw, generate
 from mixerloop.model.initialization import fresh_model
 
@@ -64,8 +65,7 @@ LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0, -2.0]])
 
 
 def drawn(sampling, draws=4000):
-    generator = torch.Generator().manual_seed(0)
-    tokens = draw(LOGITS.expand(draws, -1), sampling, generator)
+    tokens = draw(LOGITS.expand(draws, -1), sampling, Draws("test"))
     return torch.bincount(tokens, minlength=5) / draws
 
 
@@ -129,7 +129,7 @@ def test_one_seed_gives_one_text_and_greedy_follows_the_parallel_forward(tiny):
 def test_nothing_is_drawn_from_logits_that_are_not_finite(temperature):
     logits = torch.tensor([[0.0, float("nan")]])
     with pytest.raises(ValueError, match="the logits are not finite"):
-        draw(logits, Sampling(temperature=temperature), torch.Generator())
+        draw(logits, Sampling(temperature=temperature), Draws("test"))
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63])

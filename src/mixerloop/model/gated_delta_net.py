@@ -1,13 +1,15 @@
 """The Gated DeltaNet mixer: a matrix memory that is corrected at every token, and forgets."""
 
-import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mixerloop import draws as exact
 from mixerloop.config import Implementation, ModelConfig
+from mixerloop.draws import Draws
 from mixerloop.model.norm import RMSNorm
 from mixerloop.model.sublayer import Cost, MixerState
 from mixerloop.ops.gated_delta_mixing import (
@@ -17,10 +19,9 @@ from mixerloop.ops.gated_delta_mixing import (
     mixing_without_context,
 )
 
-RATE_RANGE = (0.0, 16.0)  # exp(A_log)
-SMALLEST_RATE = 2.0**-20  # one step of the generator above the zero it may draw
+LARGEST_RATE = 16.0  # of exp(A_log), which is drawn from 0 on
 STEP_RANGE = (0.001, 0.1)  # softplus(dt_bias)
-SMALLEST_STEP = 1e-4
+SOFTPLUS_TERMS = 12  # of the series of expm1, at steps this small
 
 
 class GatedDeltaNetState(NamedTuple):
@@ -85,20 +86,14 @@ class GatedDeltaNet(nn.Module):
             conv_history=torch.zeros(batch, width - 1, channels, dtype=dtype, device=device),
         )
 
-    def draw(self, name: str, generator: torch.Generator) -> Tensor | None:
-        """Decay rates and time steps, spread as Mamba spread them.
-
-        In float32: a rate drawn in bfloat16 may be zero, and its head dead.
-        """
-        shape = (self.num_heads,)
+    def draw(self, name: str, draws: Draws) -> np.ndarray | None:
+        """Decay rates and time steps, spread as Mamba spread them."""
         if name == "A_log":
-            rate = torch.empty(shape).uniform_(*RATE_RANGE, generator=generator)
-            return rate.clamp_(SMALLEST_RATE).log()
+            return exact.log(LARGEST_RATE * draws.uniforms(self.num_heads))
         if name == "dt_bias":
-            low, high = (math.log(bound) for bound in STEP_RANGE)
-            step = torch.empty(shape).uniform_(low, high, generator=generator).exp()
-            step = step.clamp(SMALLEST_STEP)
-            return step + torch.log(-torch.expm1(-step))  # softplus of this is the step
+            low, high = exact.log(np.array(STEP_RANGE))
+            step = exact.exp(low + (high - low) * draws.uniforms(self.num_heads))
+            return _inverse_softplus(step)
         return None
 
     def cost(self) -> Cost:
@@ -129,3 +124,11 @@ class GatedDeltaNet(nn.Module):
             dt_bias=self.dt_bias,
             norm=self.output_norm.weight,
         )
+
+
+def _inverse_softplus(step: np.ndarray) -> np.ndarray:
+    """log(e^step - 1) of small steps, by the series of e^step - 1."""
+    series = np.ones_like(step)
+    for term in range(SOFTPLUS_TERMS, 1, -1):
+        series = series * (step / term) + 1
+    return exact.log(step * series)

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mixerloop.config import ComputeDtype, check_seed
+from mixerloop.draws import Draws
 from mixerloop.model.decoding import advance, prefill, start
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.ops.precision import compute_in
@@ -53,12 +54,12 @@ def generate(
     """
     if max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
-    generator = torch.Generator(prompt.device).manual_seed(check_seed(seed))
+    draws = Draws("sampling", check_seed(seed))
     state = start(model, batch=prompt.shape[0], schedule=schedule)
     with compute_in(compute_dtype, prompt.device.type):
         logits, state = prefill(model, prompt, state)
     for index in range(max_tokens):
-        tokens = draw(logits[:, :num_ids], sampling, generator)
+        tokens = draw(logits[:, :num_ids], sampling, draws)
         yield tokens
         if index + 1 < max_tokens:
             with compute_in(compute_dtype, prompt.device.type):
@@ -67,7 +68,7 @@ def generate(
 
 
 def draw(
-    logits: Float[Tensor, "batch vocab"], sampling: Sampling, generator: torch.Generator
+    logits: Float[Tensor, "batch vocab"], sampling: Sampling, draws: Draws
 ) -> Int[Tensor, " batch"]:
     """One token per row."""
     if not logits.isfinite().all():
@@ -81,4 +82,6 @@ def draw(
         ranked[:, sampling.top_k :] = 0
     if sampling.top_p is not None:  # a token stays while those before it do not suffice
         ranked[ranked.cumsum(-1) - ranked >= sampling.top_p * ranked.sum(-1, keepdim=True)] = 0
-    return order.gather(-1, torch.multinomial(ranked, 1, generator=generator))[:, 0]
+    up_to = ranked.cumsum(-1)
+    wanted = torch.from_numpy(draws.uniforms(len(ranked))).to(ranked.device) * up_to[:, -1]
+    return order.gather(-1, torch.searchsorted(up_to, wanted[:, None]))[:, 0]

@@ -1,16 +1,17 @@
 """Fresh weights.
 
-Every parameter is drawn from its own generator, seeded by the run's seed and the parameter's name.
-One seed gives bit-identical weights whatever the schedule, and a new parameter moves no other.
+Every parameter is drawn from its own stream, named by the run's seed and the parameter's path.
+One seed gives bit-identical weights on every CPU, whatever the schedule, and a new parameter moves
+no other.
 """
 
-import hashlib
 import math
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from mixerloop.config import ImplementationChoice, InitRule, ModelConfig, check_seed
+from mixerloop.draws import Draws
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.model.norm import RMSNorm
 from mixerloop.model.pass_residual import PassResidualTable
@@ -49,26 +50,18 @@ def initialize(model: LoopedLM, *, seed: int, rule: InitRule = "shared") -> None
         shrinks = rule == "released" and path.endswith(".mixer.output_proj")
         std = WEIGHT_STD / math.sqrt(depth) if shrinks else WEIGHT_STD
         for name, parameter in module.named_parameters(recurse=False):
-            generator = torch.Generator().manual_seed(_seed_of(seed, f"{path}.{name}"))
-            parameter.copy_(_draw(module, name, parameter.shape, std, generator))
+            draws = Draws("weights", seed, f"{path}.{name}")
+            values = _draw(module, name, parameter.shape, std, draws).astype(np.float32)
+            parameter.copy_(torch.from_numpy(values))
 
 
 def _draw(
-    module: torch.nn.Module,
-    name: str,
-    shape: torch.Size,
-    std: float,
-    generator: torch.Generator,
-) -> Tensor:
+    module: torch.nn.Module, name: str, shape: torch.Size, std: float, draws: Draws
+) -> np.ndarray:
     if isinstance(module, RMSNorm):
-        return torch.ones(shape)
+        return np.ones(shape)
     if isinstance(module, PassResidualTable):
-        return torch.zeros(shape)
+        return np.zeros(shape)
     draw = getattr(module, "draw", None)
-    drawn = None if draw is None else draw(name, generator)
-    return torch.empty(shape).normal_(0.0, std, generator=generator) if drawn is None else drawn
-
-
-def _seed_of(seed: int, name: str) -> int:
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return int.from_bytes(digest[:8]) >> 1
+    drawn = None if draw is None else draw(name, draws)
+    return std * draws.normals(shape.numel()).reshape(shape) if drawn is None else drawn

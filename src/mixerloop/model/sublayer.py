@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from mixerloop.draws import Draws
 
 MixerState = tuple[Tensor, ...]
 """A mixer's memory of the tokens so far: a (named) tuple of tensors, batch first."""
@@ -45,8 +48,8 @@ class Mixer(Protocol):
         """The state of a sequence before its first token, for activations of this type."""
         ...
 
-    def draw(self, name: str, generator: torch.Generator) -> Tensor | None:
-        """A fresh float32 value of its parameter `name`, or None for the common rule."""
+    def draw(self, name: str, draws: Draws) -> np.ndarray | None:
+        """A fresh value of its parameter `name`, or None for the common rule."""
         ...
 
     def cost(self) -> Cost:
