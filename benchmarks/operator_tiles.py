@@ -27,7 +27,7 @@ def chosen(chunk_tokens: int, tile_tokens: int, function: partial) -> object:
 
 
 def main() -> None:
-    machine.settle()
+    machine.keep_off_hidden_amx()
     tensors = inputs(*HEADS["15m"])
     detached = {name: tensor.detach() for name, tensor in tensors.items()}
     ways = {

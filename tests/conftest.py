@@ -1,15 +1,17 @@
 import os
 
-import pytest
-import torch
-from hypothesis import settings
-
 from mixerloop import machine
-from mixerloop.cli import main
-from mixerloop.config import ModelConfig
-from mixerloop.ops import native_library
 
-machine.settle()
+machine.settle()  # before torch is loaded
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+from mixerloop.cli import main  # noqa: E402
+from mixerloop.config import ModelConfig  # noqa: E402
+from mixerloop.ops import native_library  # noqa: E402
+
 torch.set_num_threads(1 if os.environ.get("PYTEST_XDIST_WORKER") else torch.get_num_threads())
 settings.register_profile("mixerloop", deadline=None, derandomize=True)
 settings.load_profile("mixerloop")

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,8 @@ ImplementationChoice = Literal["auto", "recurrent", "chunked", "native", "fla"]
 """The form of a mixer's recurrence; `auto` is the fastest there is."""
 ComputeDtype = Literal["float32", "bfloat16"]
 """What projections are computed in; weights, decays, norms and sums stay float32."""
+ComputeDtypeChoice = Literal["auto", "float32", "bfloat16"]
+"""`auto` is bfloat16 where this machine multiplies it faster, which is measured."""
 InitRule = Literal["shared", "released"]
 """`shared`: one draw for every schedule. `released`: output projections shrink with depth."""
 PassResidual = Literal["none", "mixer", "ffn", "block", "stack"]
@@ -142,13 +145,14 @@ class TrainConfig:
     peak_lr: float = 5e-4
     """Learning rate after the warm-up; a cosine takes it to zero."""
     warmup_steps: int = 1000
-    """Updates until the peak."""
+    """Updates until the peak; of a budget that is too short for them, the first half."""
     weight_decay: float = 0.1
     """Decay of matrices, filters and the embedding."""
     clip_norm: float = 1.0
     """Largest norm of the gradient; longer ones are scaled down to it."""
-    compute_dtype: ComputeDtype = "bfloat16"
-    """Type of the projections; weights, decays, norms and sums stay float32."""
+    compute_dtype: ComputeDtypeChoice = "auto"
+    """Type of the projections; weights, decays, norms and sums stay float32. A run keeps what auto
+    was when it began."""
     implementation: ImplementationChoice = "auto"
     """Form of the mixer's recurrence."""
     recompute: bool = False
@@ -201,11 +205,12 @@ class TrainConfig:
         ):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"train.{name} must be at least 1, got {value}")
-        if self.steps is not None and self.warmup_steps > self.steps:
-            raise ValueError(
-                f"train.warmup_steps = {self.warmup_steps:,} is more than the "
-                f"{self.steps:,} steps there are"
-            )
+
+    @property
+    def product_dtype(self) -> ComputeDtype:
+        """What `compute_dtype` says, once `auto` is settled."""
+        assert self.compute_dtype != "auto", "a run settles this when it begins"
+        return self.compute_dtype
 
 
 MAY_CHANGE = {
@@ -268,6 +273,7 @@ def load(path: Path, overrides: Tables | None = None) -> RunConfig:
 
 def run_config(data: dict[str, Any], overrides: Tables | None = None) -> RunConfig:
     """Build a run's config from nested tables; `model.preset` fills in what is not given."""
+    _check_warmup([data, overrides or {}])
     for section, keys in (overrides or {}).items():
         table = data.get(section, {})
         if section == "train" and isinstance(table, dict) and keys.keys() & set(BUDGETS):
@@ -277,7 +283,33 @@ def run_config(data: dict[str, Any], overrides: Tables | None = None) -> RunConf
     if isinstance(model, dict) and "preset" in model:
         given = {key: value for key, value in model.items() if key != "preset"}
         data = data | {"model": dataclasses.asdict(preset(model["preset"])) | given}
-    return from_dict(RunConfig, data)
+    return _with_fitting_warmup(from_dict(RunConfig, data))
+
+
+def _check_warmup(tables: Sequence[dict[str, Any]]) -> None:
+    """Refuse a warm-up that was chosen knowing of fewer steps; later tables overrule earlier ones.
+
+    A warm-up that comes from the file, or is the default, is cut to fit steps that come later.
+    """
+    steps = warmup = None
+    for table in tables:
+        given = table.get("train")
+        if not isinstance(given, dict):
+            continue
+        warmup = given.get("warmup_steps", None if "steps" in given else warmup)
+        steps = given.get("steps", steps)
+        if isinstance(steps, int) and isinstance(warmup, int) and warmup > steps:
+            raise ValueError(
+                f"train.warmup_steps = {warmup:,} is more than the {steps:,} steps there are"
+            )
+
+
+def _with_fitting_warmup(config: RunConfig) -> RunConfig:
+    """Of steps that are too few for the warm-up, the first half is one."""
+    train = config.train
+    if train is None or train.steps is None or train.warmup_steps <= train.steps:
+        return config
+    return replace(config, train=replace(train, warmup_steps=train.steps // 2))
 
 
 def dump(config: RunConfig) -> str:

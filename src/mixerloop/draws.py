@@ -61,7 +61,7 @@ def log(x: np.ndarray) -> np.ndarray:
 
 
 def exp(x: np.ndarray) -> np.ndarray:
-    """e to the power of numbers of moderate size, to a few units in the last place."""
+    """E to the power of numbers of moderate size, to a few units in the last place."""
     power = np.rint(x / (LN2_HIGH + LN2_LOW))
     rest = x - power * LN2_HIGH - power * LN2_LOW
     series = np.ones_like(rest)

@@ -1,9 +1,10 @@
-"""What this machine is, and what must be settled about it before torch computes."""
+"""What this machine is, and what must be settled about it before torch is loaded."""
 
 import ctypes
 import os
 import platform
 import re
+import sys
 import time
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +17,43 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # numbers of glibc's mallo
 TOP_PAD_BYTES = 64 * 2**20
 
 
+WAITING = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
+"""How long an idle OpenMP thread spins before it sleeps: GNU's runtime in turns of its loop, which
+is tens of microseconds; LLVM's and Intel's in milliseconds."""
+WAITING_CHOICES = (*WAITING, "OMP_WAIT_POLICY")
+NUM_THREADS = "OMP_NUM_THREADS"
+
+
 def settle() -> None:
+    """Make torch's threads give up a core they wait on; call this before `import torch`.
+
+    OpenMP threads spin for milliseconds by default. Beside another busy program one of them is
+    always waiting for a core while the others burn theirs, and training falls to a fraction of its
+    speed. The commands call this function when they start; `import mixerloop` does not. What the
+    user has chosen in the environment is kept.
+    """
+    keep_off_hidden_amx()
+    if any(name in os.environ for name in WAITING_CHOICES):
+        return
+    if "torch" in sys.modules:
+        raise ValueError("mixerloop.settle() comes too late: torch is loaded; call it before that")
+    os.environ.update(WAITING)
+
+
+def waiting() -> dict[str, str]:
+    """The variables that decide how threads wait and how many there are, as far as they are set."""
+    names = (*WAITING_CHOICES, NUM_THREADS)
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def num_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def keep_off_hidden_amx() -> None:
     """Keep torch off AMX where it would die of an illegal instruction.
 
     Some virtual machines announce AMX and hide the CPUID leaf that describes it. oneDNN then sets
@@ -42,7 +79,7 @@ def keep_freed_memory() -> None:
 
 
 class Neighbours:
-    """Watches, from now on, how busy others keep this machine."""
+    """Watches, from now on, how busy others keep the cores this process may run on."""
 
     def __init__(self) -> None:
         self._began, self._busy, self._own = time.monotonic(), _busy_seconds(), _own_seconds()
@@ -57,12 +94,17 @@ class Neighbours:
 
 
 def _busy_seconds() -> float | None:
-    """Processor time that everything on this machine has used, stolen time included."""
+    """Time that everything has used of the cores we may run on, stolen time included."""
     path = Path("/proc/stat")
     if not path.exists():
         return None
-    user, nice, system, _idle, _wait, *others = path.read_text().split("\n", 1)[0].split()[1:9]
-    ticks = sum(map(int, (user, nice, system, *others)))
+    ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in path.read_text().splitlines():
+        name, *fields = line.split()
+        if name in ours:
+            user, nice, system, _idle, _wait, *others = fields[:8]
+            ticks += sum(map(int, (user, nice, system, *others)))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -79,6 +121,7 @@ def facts() -> dict[str, Any]:
         "processor": model or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "isa_limit": os.environ.get(ISA_LIMIT),
+        "waiting": waiting(),
     }
 
 

@@ -297,8 +297,15 @@ def provenance(**facts: Any) -> dict[str, Any]:
         "versions": {name: _version(name) for name in _VERSIONED}
         | {"python": platform.python_version()},
         "machine": machine.facts(),
+        "threads": _num_threads(),
         **facts,
     }
+
+
+def _num_threads() -> int | None:
+    """Of torch, where it is loaded."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else torch.get_num_threads()
 
 
 def _source_version() -> dict[str, Any]:

@@ -24,9 +24,10 @@ def test_tokens_and_flops_buy_steps(budget, steps):
     assert budget_of(TrainConfig(warmup_steps=0, **budget), **PER_STEP).steps == steps
 
 
-def test_a_warm_up_longer_than_the_budget_is_refused():
-    with pytest.raises(ValueError, match="more than the 7 steps the budget pays for"):
-        budget_of(TrainConfig(tokens=7000, warmup_steps=8), **PER_STEP)
+@pytest.mark.parametrize(("wanted", "taken"), [(0, 0), (7, 7), (8, 3.5), (1000, 3.5)])
+def test_of_a_budget_that_is_too_short_for_the_warm_up_the_first_half_is_one(wanted, taken):
+    budget = budget_of(TrainConfig(tokens=7000, warmup_steps=wanted), **PER_STEP)
+    assert budget.warmup_steps(wanted, total_steps=7) == taken
 
 
 @given(st.integers(0, 1000), st.floats(0.0, 99.0))

@@ -90,7 +90,11 @@ def test_an_override_takes_the_place_of_what_the_file_says(tmp_path):
         ("train", {"tokens": 5}, "steps and tokens are given"),
         ("train", {"stepz": 5}, "train: unknown key stepz; did you mean steps?"),
         ("train", {"steps": 0}, "train.steps must be above 0, got 0"),
-        ("train", {"steps": 20}, "train.warmup_steps = 1,000 is more than the 20 steps there are"),
+        (
+            "train",
+            {"steps": 20, "warmup_steps": 30},
+            "train.warmup_steps = 30 is more than the 20 steps there are",
+        ),
         ("train", {"seed": -1}, "seed must be from 0"),
         ("train", {"peak_lr": 0.0}, "train.peak_lr must be above 0"),
         ("train", {"clip_norm": float("inf")}, "train.clip_norm must be at most"),
@@ -123,3 +127,25 @@ def test_differences_are_named_by_section_and_key(tiny: ModelConfig):
     }
     assert config.differences(old, old) == {}
     assert "data.path" in config.differences(old, RunConfig(model=tiny))
+
+
+@pytest.mark.parametrize(
+    ("in_file", "as_option", "is_refused"),
+    [
+        ({"steps": 600, "warmup_steps": 60}, {"steps": 10}, False),
+        ({"steps": 10}, {}, False),
+        ({"warmup_steps": 60}, {"steps": 10}, False),
+        ({"steps": 10, "warmup_steps": 60}, {}, True),
+        ({"steps": 10}, {"warmup_steps": 60}, True),
+        ({"steps": 600}, {"steps": 10, "warmup_steps": 60}, True),
+    ],
+)
+def test_a_warm_up_is_refused_only_where_it_was_chosen(in_file, as_option, is_refused):
+    tables = {"model": {"preset": "nano"}, "train": in_file}
+    if is_refused:
+        with pytest.raises(ValueError, match="warmup_steps = 60 is more than the 10 steps"):
+            run_config(tables, {"train": as_option})
+    else:
+        train = run_config(tables, {"train": as_option}).train
+        assert train is not None
+        assert (train.steps, train.warmup_steps) == (10, 5)

@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -48,3 +50,43 @@ def test_elsewhere_than_on_glibc_freed_memory_is_left_alone(monkeypatch):
     monkeypatch.setattr(machine.platform, "libc_ver", lambda: ("", ""))
     monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: pytest.fail("called"))
     machine.keep_freed_memory()
+
+
+@pytest.mark.parametrize(
+    ("environment", "in_force"),
+    [
+        ({}, machine.WAITING),
+        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+        ({"GOMP_SPINCOUNT": "77"}, {"GOMP_SPINCOUNT": "77"}),
+        ({"OMP_NUM_THREADS": "1"}, machine.WAITING | {"OMP_NUM_THREADS": "1"}),
+    ],
+)
+def test_waiting_is_settled_unless_the_user_has_chosen(environment, in_force, monkeypatch):
+    for name in (*machine.WAITING_CHOICES, machine.NUM_THREADS):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delitem(sys.modules, "torch")
+    machine.settle()
+    assert machine.waiting() == in_force
+    assert machine.facts()["waiting"] == in_force
+
+
+def test_settling_after_torch_is_loaded_is_refused(monkeypatch):
+    for name in machine.WAITING_CHOICES:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValueError, match="comes too late: torch is loaded"):
+        machine.settle()
+
+
+def test_importing_the_package_settles_nothing():
+    script = "import os; before = dict(os.environ); import mixerloop; assert before == os.environ"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_only_the_cores_this_process_may_use_are_watched(monkeypatch):
+    stat = "cpu 0 0 0\ncpu0 100 0 0 900 0 0 0 0\ncpu1 300 0 100 600 9 0 0 100\nintr 5\n"
+    monkeypatch.setattr(machine.Path, "read_text", lambda path: stat)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: {1})
+    assert machine._busy_seconds() == 500 / os.sysconf("SC_CLK_TCK")
+    assert machine.num_cores() == 1

@@ -20,6 +20,7 @@ from mixerloop.cli.bench_tables import (
 from mixerloop.config import (
     PRESETS,
     ComputeDtype,
+    ComputeDtypeChoice,
     Device,
     Implementation,
     ImplementationChoice,
@@ -215,8 +216,8 @@ class Train:
     """Windows of a step."""
     length: int = 1024
     """Tokens of a window."""
-    compute_dtype: ComputeDtype = "bfloat16"
-    """The type of the projections."""
+    compute_dtype: ComputeDtypeChoice = "auto"
+    """The type of the projections; auto is what training would take here."""
     implementation: str = "auto"
     """auto, native, chunked or recurrent."""
     repeats: int = 5
@@ -227,6 +228,7 @@ class Train:
     def run(self) -> None:
         """Measure and show."""
         from mixerloop.benchmarking.training import measure_training
+        from mixerloop.ops.precision import choose_compute_dtype
 
         machine.keep_freed_memory()
         _check_positive(batch=self.batch, length=self.length, repeats=self.repeats)
@@ -235,6 +237,7 @@ class Train:
         config = _config(self.size)
         for loop in self.loops:
             resolve(loop, config.num_layers)
+        compute_dtype = choose_compute_dtype(self.compute_dtype, "cpu")
         neighbours = machine.Neighbours()
         cases = []
         for loop in self.loops:
@@ -244,7 +247,7 @@ class Train:
                 loop,
                 batch=self.batch,
                 length=self.length,
-                compute_dtype=self.compute_dtype,
+                compute_dtype=compute_dtype,
                 repeats=self.repeats,
                 implementation=implementation,
             )
@@ -255,13 +258,13 @@ class Train:
             _print_json(
                 busy,
                 cases=cases,
-                compute_dtype=self.compute_dtype,
+                compute_dtype=compute_dtype,
                 repeats=self.repeats,
                 implementation=implementation,
             )
         else:
             show_header()
-            show_training(cases, self.compute_dtype)
+            show_training(cases, compute_dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,7 +119,7 @@ class Text(_Tokens):
 
     paths: tyro.conf.Positional[list[Path]]
     """Files, or folders that are searched for them."""
-    held_out_files: list[Path] = field(default_factory=list)
+    held_out: list[Path] = field(default_factory=list)
     """Files that are held out whole; without any, documents are held out by their hash."""
     held_out_share: float | None = None
     """Share of the documents that is held out by hash, 0.01 unless you say otherwise."""
@@ -130,11 +130,11 @@ class Text(_Tokens):
 
         if not self.paths:
             raise ValueError("name the files or folders to prepare")
-        if self.held_out_files and self.held_out_share is not None:
-            raise ValueError("give --held-out-files or --held-out-share, not both")
+        if self.held_out and self.held_out_share is not None:
+            raise ValueError("give --held-out or --held-out-share, not both")
         share = DEFAULT_HELD_OUT_SHARE if self.held_out_share is None else self.held_out_share
-        settings = self._settings(None if self.held_out_files else share)
-        self._prepare(text_files(self.paths, self.held_out_files), settings)
+        settings = self._settings(None if self.held_out else share)
+        self._prepare(text_files(self.paths, self.held_out), settings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -133,7 +133,10 @@ def _watchers(run: Path, trainer: "Trainer", *, show: bool) -> "tuple[list[Watch
         facts = asdict(trainer.config)
         watchers.append(WeightsAndBiases(run, project=train.wandb, identity=identity, config=facts))
     note_session(run, trainer.config, ranks=trainer.ranks, step=trainer.step)
-    of = f" of {trainer.budget.steps:,}" if trainer.budget.steps else ""
+    of = ""
+    if (steps := trainer.budget.steps) is not None:
+        warmup = trainer.budget.warmup_steps(train.warmup_steps, steps)
+        of = f" of {steps:,}, the first {warmup:,.0f} a warm-up"
     line.say(
         f"{run}: {trainer.num_parameters:,} parameters, {trainer.model.implementation} rule in "
         f"{train.compute_dtype}, {trainer.tokens_per_step:,} tokens a step, from step "

@@ -5,7 +5,7 @@ back, go on from the one you kept; to fork, go on from one state twice, or `fork
 No gradients flow through decoding; to train through states, give them to `LoopedLM.walk`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mixerloop.model.looped_lm import ID_DTYPES, LoopedLM, MixerStates
 from mixerloop.model.sublayer import MixerState
+from mixerloop.ops.threads import worthwhile_threads
 from mixerloop.schedule import Schedule
 
 PREFILL_TOKENS = 2048
@@ -29,6 +30,8 @@ class DecodeState:
     batch: int
     num_tokens: int
     """Tokens seen so far."""
+    macs_per_token: int
+    """Multiply-adds with weights, the head's among them."""
 
     def fork(self, num: int) -> "DecodeState":
         """Each sequence `num` times, copies side by side."""
@@ -44,7 +47,7 @@ class DecodeState:
             occurrence: _rebuild(state, [tensor[rows.to(tensor.device)] for tensor in state])
             for occurrence, state in self.mixer_states.items()
         }
-        return DecodeState(self.schedule, states, len(rows), self.num_tokens)
+        return replace(self, mixer_states=states, batch=len(rows))
 
     def nbytes(self) -> int:
         """Memory held by the states."""
@@ -62,7 +65,10 @@ def start(model: LoopedLM, *, batch: int = 1, schedule: Schedule | None = None) 
         for occurrence in schedule
         if occurrence.sublayer == "mixer"
     }
-    return DecodeState(schedule, states, batch, num_tokens=0)
+    macs = weight.numel() + sum(
+        getattr(model.layers[one.layer], one.sublayer).cost().projection_macs for one in schedule
+    )
+    return DecodeState(schedule, states, batch, num_tokens=0, macs_per_token=macs)
 
 
 @torch.no_grad()
@@ -74,7 +80,7 @@ def feed(
         raise ValueError(f"tokens hold {tokens.shape[0]} sequences, the state {state.batch}")
     residual, states = model.walk(model.embed(tokens), state.schedule, states=state.mixer_states)
     num_tokens = state.num_tokens + tokens.shape[1]
-    return residual, DecodeState(state.schedule, states, state.batch, num_tokens)
+    return residual, replace(state, mixer_states=states, num_tokens=num_tokens)
 
 
 @torch.no_grad()
@@ -86,8 +92,9 @@ def advance(
     positions: Int[Tensor, "..."] | None = None,
 ) -> tuple[Float[Tensor, "batch positions vocab"], DecodeState]:
     """Feed tokens; returns logits at `positions` among them, or at all, and the next state."""
-    residual, after = feed(model, tokens, state)
-    return model.read_out(residual, positions), after
+    with worthwhile_threads(tokens.numel() * state.macs_per_token):
+        residual, after = feed(model, tokens, state)
+        return model.read_out(residual, positions), after
 
 
 @torch.no_grad()

@@ -74,7 +74,7 @@ class LoopedLM(nn.Module):
         self, config: ModelConfig, *, implementation: ImplementationChoice = "auto"
     ) -> None:
         super().__init__()
-        machine.settle()
+        machine.keep_off_hidden_amx()
         self.config = config
         self.schedule = config.occurrences()
         self.embedding = nn.Embedding.from_pretrained(  # which draws nothing, also not on `meta`

@@ -132,6 +132,11 @@ def _openmp_libraries() -> list[str]:
     )
 
 
+def openmp_runtimes() -> list[str]:
+    """Names of the OpenMP runtimes in this process, torch's first."""
+    return [Path(path).name for path in _openmp_libraries()]
+
+
 def goes_past_dispatcher(*tensors: torch.Tensor) -> bool:
     """Whether these are plain tensors in memory, nobody asks for a gradient and nobody watches.
 

@@ -1,12 +1,45 @@
 """The type a model computes in. Weights stay float32; decays, norms and sums stay wide."""
 
+import time
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from mixerloop.config import ComputeDtype
+from mixerloop.config import ComputeDtype, ComputeDtypeChoice
 from mixerloop.strict import one_of
+
+WORTHWHILE = 1.2
+"""How much faster a product in bfloat16 must be than in float32 for its coarser rounding."""
+PROBE_SIZE, PROBE_ROUNDS = 384, 5
+
+
+def choose_compute_dtype(choice: ComputeDtypeChoice, device_type: str) -> ComputeDtype:
+    """The type that was named, or for `auto` the one this device computes in fastest."""
+    one_of(ComputeDtypeChoice, choice, "compute type")
+    if choice != "auto":
+        return choice
+    return "bfloat16" if bfloat16_speedup(device_type) > WORTHWHILE else "float32"
+
+
+@cache
+def bfloat16_speedup(device_type: str) -> float:
+    """How many times as fast this device multiplies matrices in bfloat16 as in float32.
+
+    A CPU without instructions for it emulates bfloat16 at a fraction of the speed of float32. The
+    best of several rounds in turn counts, so that a busy neighbour does not decide.
+    """
+    if device_type == "cuda":
+        return 2.0 if torch.cuda.is_bf16_supported(including_emulation=False) else 0.0
+    best: dict[torch.dtype, float] = {}
+    for _ in range(PROBE_ROUNDS):
+        for dtype in (torch.float32, torch.bfloat16):
+            square = torch.ones(PROBE_SIZE, PROBE_SIZE, dtype=dtype)
+            began = time.perf_counter()
+            torch.mm(square, square)
+            best[dtype] = min(best.get(dtype, float("inf")), time.perf_counter() - began)
+    return best[torch.float32] / best[torch.bfloat16]
 
 
 def compute_in(dtype: ComputeDtype, device_type: str) -> AbstractContextManager[object]:

@@ -124,7 +124,7 @@ def prepare_data(
         if word in YOURS and not given[word]:
             raise plan.file.refused(place, f"this data needs files of yours: {YOURS[word]} FILE")
         if word == HELD_OUT and given[HELD_OUT]:
-            arguments.append("--held-out-files")
+            arguments.append("--held-out")
         arguments += map(str, given[word]) if word in given else [word]
     while not (data / MANIFEST).is_file():
         with _lock(record) as mine:

@@ -8,6 +8,7 @@ from mixerloop.config import RunConfig
 from mixerloop.data.hops import Hops, HopsSettings
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import fresh_model
+from mixerloop.ops.precision import choose_compute_dtype
 from mixerloop.studies.plan import Cell
 from mixerloop.training.budget import budget_of
 
@@ -30,7 +31,7 @@ def expected_seconds(config: RunConfig) -> float:
     assert budget.steps is not None
     most = train.micro_batch or train.global_batch
     windows = max(1, min(most, PROBE_TOKENS // context))
-    step = training_step(model, windows, context, train.compute_dtype)
+    step = training_step(model, windows, context, choose_compute_dtype(train.compute_dtype, "cpu"))
     step()
     began = time.perf_counter()
     for _ in range(PROBE_STEPS):

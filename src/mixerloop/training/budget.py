@@ -22,8 +22,10 @@ class Budget:
         return seconds >= self._seconds
 
     def warmup_steps(self, wanted: int, total_steps: float) -> float:
-        """The warm-up; of a time that turns out too short for it, the first half."""
-        return min(wanted, total_steps / 2) if self.steps is None else wanted
+        """The warm-up; of a budget that is too short for it, the first half."""
+        if self.steps is not None and wanted <= self.steps:
+            return wanted
+        return min(wanted, total_steps / 2)
 
     def total_steps(self, step: int, seconds: float) -> float:
         """The updates the run will have made at its end.
@@ -53,9 +55,4 @@ def budget_of(config: TrainConfig, *, tokens_per_step: int, flops_per_token: flo
     assert steps is not None
     if steps > LARGEST_STEPS:
         raise ValueError(f"the budget pays for {steps:.3g} steps, more than {LARGEST_STEPS:,}")
-    if config.warmup_steps > steps:
-        raise ValueError(
-            f"train.warmup_steps = {config.warmup_steps:,} is more than the {steps:,} steps "
-            "the budget pays for"
-        )
     return Budget(steps=steps, seconds=None)

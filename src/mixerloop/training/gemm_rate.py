@@ -6,25 +6,41 @@ import torch
 
 from mixerloop.config import ComputeDtype, ModelConfig
 
-SECONDS = 0.2
+ROUND_SECONDS = 0.03
+MOST_SECONDS = 0.6
+STEADY_ROUNDS = 5
+"""The rate is steady when this many rounds have brought no better one."""
+BETTER = 1.02
 LARGEST_TOKENS = 4096
 
 
 def gemm_rate(
     config: ModelConfig, *, tokens: int, compute_dtype: ComputeDtype, device: torch.device
 ) -> float:
-    """Operations a second of a product with the shape of this model's ffn."""
+    """Operations a second of a product with the shape of this model's ffn, undisturbed.
+
+    The best of short rounds, until none is better: a neighbour makes rounds slower, none faster.
+    """
     dtype = torch.bfloat16 if compute_dtype == "bfloat16" else torch.float32
     tokens = min(tokens, LARGEST_TOKENS)
     x = torch.ones(tokens, config.d_model, dtype=dtype, device=device)
     weight = torch.ones(config.d_model, 2 * config.d_ffn, dtype=dtype, device=device)
-    products, began = -1, time.perf_counter()  # the first one is not counted
-    while products < 1 or time.perf_counter() - began < SECONDS:
+    operations = 2 * x.numel() * weight.shape[1]
+    torch.mm(x, weight)
+    best, rounds_since, began = 0.0, 0, time.perf_counter()
+    while rounds_since < STEADY_ROUNDS and time.perf_counter() - began < MOST_SECONDS:
+        rate = operations / _seconds_per_product(x, weight)
+        rounds_since = 0 if rate > BETTER * best else rounds_since + 1
+        best = max(best, rate)
+    return best
+
+
+def _seconds_per_product(x: torch.Tensor, weight: torch.Tensor) -> float:
+    """The mean over one round."""
+    products, began = 0, time.perf_counter()
+    while products == 0 or time.perf_counter() - began < ROUND_SECONDS:
         torch.mm(x, weight)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if x.device.type == "cuda":
+            torch.cuda.synchronize(x.device)
         products += 1
-        if products == 0:
-            began = time.perf_counter()
-    seconds = time.perf_counter() - began
-    return 2 * x.numel() * weight.shape[1] * products / seconds
+    return (time.perf_counter() - began) / products

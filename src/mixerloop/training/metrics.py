@@ -46,6 +46,8 @@ class Timing:
     """Operations per second over those of a plain matrix product on the same machine."""
     seconds_left: float
     """Until the budget is spent, at the mean speed so far."""
+    threads: int
+    """Torch's, on the first rank; fewer while other programs keep cores busy."""
 
 
 class Watcher(Protocol):

@@ -13,6 +13,7 @@ from mixerloop.data.batches import Batches, fingerprint
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import fresh_model
 from mixerloop.ops.gated_delta_rule import choose_implementation
+from mixerloop.ops.precision import choose_compute_dtype
 from mixerloop.training import checkpoint
 from mixerloop.training.budget import budget_of
 from mixerloop.training.position import Position
@@ -22,10 +23,15 @@ from mixerloop.training.trainer import BYTES_PER_PARAMETER, open_data
 
 
 def settled(config: RunConfig, *, ranks: Ranks) -> RunConfig:
-    """A config whose implementation is named: `auto` may mean another on another machine."""
+    """A config that names what `auto` is here: on another machine it may be something else."""
     _, train = config.for_training()
-    named = choose_implementation(train.implementation, ranks.device.type)
-    return dataclasses.replace(config, train=dataclasses.replace(train, implementation=named))
+    device = ranks.device.type
+    named = dataclasses.replace(
+        train,
+        implementation=choose_implementation(train.implementation, device),
+        compute_dtype=choose_compute_dtype(train.compute_dtype, device),
+    )
+    return ranks.from_first(dataclasses.replace(config, train=named))
 
 
 def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
@@ -95,10 +101,11 @@ def resumed_config(run: Path, *, config_file: Path | None, overrides: configs.Ta
     old = configs.load(run / runs.CONFIG)
     new = configs.load(run / runs.CONFIG if config_file is None else config_file, overrides)
     _, train = new.for_training()
-    if train.implementation == "auto":
-        _, before = old.for_training()
-        train = dataclasses.replace(train, implementation=before.implementation)
-        new = dataclasses.replace(new, train=train)
+    _, before = old.for_training()
+    for key in ("implementation", "compute_dtype"):
+        if getattr(train, key) == "auto":
+            train = dataclasses.replace(train, **{key: getattr(before, key)})
+    new = dataclasses.replace(new, train=train)
     check_same_run(old, new, where=str(run))
     data, _ = new.for_training()
     if fingerprint(Path(data.path)) != trained_on:

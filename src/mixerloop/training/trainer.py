@@ -6,6 +6,7 @@ is what makes a run that was killed and resumed the same run, bit for bit.
 
 import hashlib
 import math
+import os
 import signal
 import threading
 import time
@@ -17,7 +18,7 @@ from types import FrameType
 
 import torch
 
-from mixerloop import runs
+from mixerloop import machine, runs
 from mixerloop.config import RunConfig
 from mixerloop.data.batches import Batch, Batches, Windows, open_windows
 from mixerloop.model.accounting import training_flops_per_token
@@ -25,6 +26,7 @@ from mixerloop.model.checkpoint import load_model
 from mixerloop.ops.gated_delta_rule import choose_implementation
 from mixerloop.training import checkpoint
 from mixerloop.training.budget import Budget, budget_of
+from mixerloop.training.core_share import CoreShare
 from mixerloop.training.engine import Engine
 from mixerloop.training.gemm_rate import gemm_rate
 from mixerloop.training.gradients import Computation, accumulate, clip
@@ -93,7 +95,7 @@ class Trainer:
         self.clock, self.spent = Clock(position.seconds), position.seconds
         self.computation = Computation(
             micro_batch=train.micro_batch or train.global_batch // ranks.num_ranks,
-            compute_dtype=train.compute_dtype,
+            compute_dtype=train.product_dtype,
             ranks=ranks,
         )
 
@@ -119,12 +121,13 @@ class Trainer:
         self, watchers: Sequence[Watcher], received: list[int], until: int | None
     ) -> int | None:
         train, ranks = self.train_config, self.ranks
-        limit = sum(ranks.total(self._gemm_rate()))
+        self.gemm_limit = sum(ranks.total(self._gemm_rate()))
         batches = self.batches.prefetched(start=self.step, stop=self.budget.steps or ENDLESS)
-        self.clock.start()
-        before = self.clock.seconds
-        with closing(batches):
+        with closing(batches), self._core_share() as share:
+            self.clock.start()
+            before = self.clock.seconds
             for batch in batches:
+                share.follow()
                 loss, grad_norm, rate, stop = self._update(batch, received)
                 self.step += 1
                 stop = stop or self.step == until
@@ -145,7 +148,7 @@ class Trainer:
                     learning_rate=rate,
                     held_out_nll=held_out,
                 )
-                timing = self._timing(seconds - before, limit)
+                timing = self._timing(seconds - before)
                 before = seconds
                 for watcher in watchers:
                     watcher.step(metrics, timing)
@@ -193,7 +196,7 @@ class Trainer:
                 self.held_out,
                 num_windows=self.train_config.evaluate_windows,
                 micro_batch=self.computation.micro_batch,
-                compute_dtype=self.train_config.compute_dtype,
+                compute_dtype=self.train_config.product_dtype,
                 ranks=self.ranks,
             )
         if not math.isfinite(found):
@@ -226,15 +229,51 @@ class Trainer:
                 train = self.train_config
                 checkpoint.prune(self.run, keep_last=train.keep_last, keep_every=train.keep_every)
 
-    def _timing(self, seconds: float, limit: float) -> Timing:
+    def _timing(self, seconds: float) -> Timing:
         """The speed of one step; what is left goes by the mean of all."""
+        flops_per_second = self.tokens_per_step * self.flops_per_token / seconds
+        self.gemm_limit = max(self.gemm_limit, flops_per_second)  # it was measured in a bad moment
         total = self.budget.total_steps(self.step, self.spent)
         return Timing(
             step=self.step,
             seconds=seconds,
             tokens_per_second=self.tokens_per_step / seconds,
-            gemm_share=self.tokens_per_step * self.flops_per_token / seconds / limit,
+            gemm_share=flops_per_second / self.gemm_limit,
             seconds_left=max(0.0, (total - self.step) * self.spent / self.step),
+            threads=torch.get_num_threads(),
+        )
+
+    def _core_share(self) -> CoreShare:
+        """The cores to compute on; their number changes only where no gradient depends on it."""
+        train, ranks = self.train_config, self.ranks
+        threads_are_ours = (
+            ranks.num_ranks == 1
+            and ranks.device.type == "cpu"
+            and not train.compile
+            and torch.get_num_threads() > 1
+            and machine.NUM_THREADS not in os.environ
+        )
+        return CoreShare(follows=threads_are_ours and self._same_bits_on_one_thread())
+
+    def _same_bits_on_one_thread(self) -> bool:
+        """Whether the matrix library splits no sum between threads, for the shapes of this run."""
+        batch = self.batches.read(self.step)
+        size, num_threads = self.computation.micro_batch, torch.get_num_threads()
+        starts = {0, (len(batch.inputs) - 1) // size * size}  # the last micro-batch may be smaller
+        gradients = []
+        for threads in (num_threads, 1):
+            torch.set_num_threads(threads)
+            self.optimizer.zero_grad()
+            for start in starts:
+                here = slice(start, start + size)
+                few = Batch(step=batch.step, inputs=batch.inputs[here], labels=batch.labels[here])
+                accumulate(self.engine, few, self.computation)
+            gradients.append([weight.grad for weight in self.model.parameters()])
+        torch.set_num_threads(num_threads)
+        self.optimizer.zero_grad()
+        return all(
+            one is other is None or (one is not None and other is not None and one.equal(other))
+            for one, other in zip(*gradients, strict=True)
         )
 
     def _budget(self) -> Budget:
@@ -249,7 +288,7 @@ class Trainer:
         return gemm_rate(
             self.config.model,
             tokens=tokens,
-            compute_dtype=self.train_config.compute_dtype,
+            compute_dtype=self.train_config.product_dtype,
             device=self.ranks.device,
         )
 
