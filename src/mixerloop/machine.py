@@ -4,6 +4,7 @@ import ctypes
 import os
 import platform
 import re
+import signal
 import sys
 import time
 from functools import lru_cache
@@ -22,6 +23,9 @@ WAITING = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
 is tens of microseconds; LLVM's and Intel's in milliseconds."""
 WAITING_CHOICES = (*WAITING, "OMP_WAIT_POLICY")
 NUM_THREADS = "OMP_NUM_THREADS"
+PARENT = "MIXERLOOP_PARENT"
+"""The process whose end is to be the end of this one."""
+PARENT_DEATH_SIGNAL = 1  # of Linux's prctl
 
 
 def settle() -> None:
@@ -44,6 +48,25 @@ def waiting() -> dict[str, str]:
     """The variables that decide how threads wait and how many there are, as far as they are set."""
     names = (*WAITING_CHOICES, NUM_THREADS)
     return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def end_with_parent() -> None:
+    """Have Linux kill this process when the one that started it is gone, if that one asked so."""
+    parent = os.environ.pop(PARENT, None)
+    if parent is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if str(os.getppid()) != parent:  # it was gone before this process could ask
+        sys.exit(f"process {parent}, which started this one, is gone")
+
+
+def free_bytes() -> int | None:
+    """Memory that new work can take without swapping; None where the system does not say."""
+    path = Path("/proc/meminfo")
+    if not path.exists():
+        return None
+    found = re.search(r"^MemAvailable:\s*(\d+) kB$", path.read_text(), re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
 
 
 def num_cores() -> int:

@@ -53,6 +53,7 @@ Verb = (
 
 def main() -> None:
     """Which part of a language model should loop, how often, and did the later passes earn it?"""
+    machine.end_with_parent()
     signal.signal(signal.SIGTERM, _stop)
     sys.unraisablehook = deliver_again
     try:

@@ -5,6 +5,8 @@ import sys
 import time
 
 LOG_SECONDS = 30
+LOG_SECONDS_VARIABLE = "MIXERLOOP_LOG_SECONDS"
+"""Sets how often a log hears of progress, for a program that shows it to people."""
 
 
 class ProgressLine:
@@ -13,7 +15,8 @@ class ProgressLine:
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
         self._heard = True
-        self._shown_at = -LOG_SECONDS
+        self._log_seconds = float(os.environ.get(LOG_SECONDS_VARIABLE, LOG_SECONDS))
+        self._shown_at = -self._log_seconds
         self._open = False
 
     def show(self, text: str) -> None:
@@ -21,7 +24,7 @@ class ProgressLine:
         if self._terminal:
             self._write(f"\r\033[K{text}")
             self._open = True
-        elif time.monotonic() - self._shown_at >= LOG_SECONDS:
+        elif time.monotonic() - self._shown_at >= self._log_seconds:
             self._write(f"{text}\n")
             self._shown_at = time.monotonic()
 

@@ -10,7 +10,8 @@ import tyro
 
 from mixerloop import machine, runs
 from mixerloop.cli import report
-from mixerloop.cli.progress_line import duration
+from mixerloop.cli.cell_lines import CellLines
+from mixerloop.cli.progress_line import LOG_SECONDS_VARIABLE, duration
 from mixerloop.cli.tables import print_table, table_of
 from mixerloop.strict import one_line
 from mixerloop.study_folder import PLAN, REPORT, read_plan
@@ -26,12 +27,14 @@ examples:
   mixerloop study studies/quick.toml
   mixerloop study studies/quick.toml --dry-run
   mixerloop study studies/text-small.toml --corpus stories.jsonl.xz tales.jsonl.xz
+  mixerloop study studies/quick.toml --jobs 1
   mixerloop study studies/paper-15m.toml --cells 3,7
   mixerloop study studies/paper-15m.toml --engine ray
   mixerloop study status runs/quick
 """
 STATUS = "status"
 RUNS = Path("runs")
+SHOWN_SECONDS = 1  # between the lines of progress of cells that run side by side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +49,11 @@ class Study:
     """Show the plan and stop."""
     cells: str | None = None
     """Run these cells only, such as 3,7; no report is written."""
+    jobs: int | None = None
+    """Cells that run at a time, each a process with its share of the cores; as many as make the
+    study fastest here unless you say so. Numbers do not depend on it."""
     engine: Literal["here", "ray"] = "here"
-    """Run cells one after another, or hand them to a Ray cluster."""
+    """Run cells on this machine, or hand them to a Ray cluster."""
     corpus: tuple[Path, ...] = ()
     """Your text, for a study that asks for it."""
     held_out: tuple[Path, ...] = ()
@@ -72,14 +78,16 @@ class Study:
 
         file = read_study(Path(name))
         plan = make_plan(file, RUNS / file.path.stem if self.out is None else self.out)
+        if self.jobs is not None and self.jobs < 1:
+            raise ValueError(f"--jobs must be at least 1, got {self.jobs}")
         chosen = _chosen(plan, self.cells)
         machine.keep_freed_memory()
         plan.check_unchanged()
-        self._show_plan(plan, chosen)
+        expected = self._show_plan(plan, chosen)
         if self.dry_run:
             return
         self._start(plan)
-        failed = self._run_cells(plan, chosen)
+        failed = self._run_cells(plan, chosen, expected)
         if self.cells is None:
             failed += self._finish(plan)
         if failed:
@@ -100,7 +108,16 @@ class Study:
         check_cells(plan, plan.cells)
         plan.write()
 
-    def _show_plan(self, plan: "Plan", chosen: "Sequence[Cell]") -> None:
+    def _jobs(self, cells: "Sequence[Cell]") -> int:
+        """How many of these to run at a time; a process for some cells runs them in turn."""
+        from mixerloop.studies.side_by_side import default_jobs
+
+        if self.jobs is not None:
+            return self.jobs
+        return default_jobs(cells) if self.cells is None else 1
+
+    def _show_plan(self, plan: "Plan", chosen: "Sequence[Cell]") -> dict[int, float]:
+        """Print the plan; returns the seconds that cells are expected to train, by number."""
         from mixerloop.studies.cells import state_of
         from mixerloop.studies.expected_time import expected_of_all
 
@@ -129,7 +146,7 @@ class Study:
             ]
             if self.dry_run:
                 print(runs.to_json({"cells": rows}), end="")
-            return
+            return seconds
         print(f"{plan.file.study.title}\n{len(plan.cells)} cells, kept in {plan.folder}")
         table = table_of("cell", "name", "parameters", "MFLOP/token", "state", "training")
         for cell, state in zip(chosen, states, strict=True):
@@ -144,13 +161,32 @@ class Study:
             )
         print_table(table)
         if seconds:
-            print(f"expected: {duration(sum(seconds.values()))} of training, and then measuring")
+            jobs = self._jobs(waiting)
+            together = max(sum(seconds.values()) / jobs, *seconds.values())
+            at_a_time = f", {jobs} cells at a time" if jobs > 1 else ""
+            print(f"expected: {duration(together)} of training{at_a_time}, and then measuring")
+        return seconds
 
-    def _run_cells(self, plan: "Plan", chosen: "Sequence[Cell]") -> list[str]:
+    def _run_cells(
+        self, plan: "Plan", chosen: "Sequence[Cell]", expected: dict[int, float]
+    ) -> list[str]:
         from mixerloop.studies.cells import is_done, run_cell, run_prefill
+        from mixerloop.studies.side_by_side import is_timed, run_side_by_side
 
         waiting = [cell for cell in chosen if not is_done(plan, cell)]
         failed = []
+        independent = [cell for cell in waiting if not is_timed(cell)]
+        if self.engine == "here" and (jobs := self._jobs(independent)) > 1:
+            with CellLines(len(plan.cells)) as lines:
+                failed = run_side_by_side(
+                    plan,
+                    independent,
+                    jobs=jobs,
+                    expected_seconds=expected,
+                    environment={LOG_SECONDS_VARIABLE: str(SHOWN_SECONDS)},
+                    heard=lines.heard,
+                )
+            waiting = [cell for cell in waiting if is_timed(cell)]
         if self.engine == "ray":
             from mixerloop.studies.on_ray import run_on_ray
 

@@ -5,12 +5,11 @@ picks. The study's folder must be one that all nodes share. A worker that dies t
 with it, and Ray starts the cell again elsewhere, where it goes on from its last checkpoint.
 """
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 
 from mixerloop.strict import one_line
+from mixerloop.studies.cell_process import start_cell
 from mixerloop.studies.cells import is_done
 from mixerloop.studies.plan import Cell, Plan
 
@@ -48,27 +47,8 @@ def run_on_ray(plan: Plan, cells: Sequence[Cell], say: Callable[[str, str], None
 
 
 def _run_cell(study: str, folder: str, number: int, cpus: int) -> str:
-    """On a worker: a process that dies when the worker does; returns its last words."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(cpus)}
-    command = [sys.executable, "-m", "mixerloop", "study", study]
-    done = subprocess.run(
-        [*command, "--out", folder, "--cells", str(number)],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=_die_with_parent,
-    )
-    lines = done.stderr.strip().splitlines()
-    return lines[-1] if lines else f"exit code {done.returncode}"
-
-
-def _die_with_parent() -> None:
-    """Linux kills the process when its parent is gone; elsewhere its lock keeps others away."""
-    import ctypes
-    import signal
-
-    if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    """On a worker: a process that ends when the worker does; returns its last words."""
+    process = start_cell(study, folder, number, threads=cpus, stderr=subprocess.PIPE)
+    _, said = process.communicate()
+    lines = said.strip().splitlines()
+    return lines[-1] if lines else f"exit code {process.returncode}"

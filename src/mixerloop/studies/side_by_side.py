@@ -1,0 +1,163 @@
+"""Cells side by side on this machine: independent processes that share its cores.
+
+Small models are computed faster by one core each than one after another by all cores, and such a
+process hardly notices its neighbours. A cell's numbers do not depend on how many run at a time.
+"""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mixerloop import machine
+from mixerloop.model.accounting import account_model
+from mixerloop.studies.cell_process import start_cell
+from mixerloop.studies.cells import is_done
+from mixerloop.studies.plan import Cell, Plan
+
+RETRIES = 3
+"""How often a cell is started again whose process was killed."""
+POLL_SECONDS = 0.1
+BYTES_PER_PARAMETER = 20  # weight, gradient, two moments, and a copy while a checkpoint is written
+PROCESS_BYTES = 600 * 2**20  # Python and torch, without a model
+MEMORY_SHARE = 0.8  # of what is free
+
+Heard = Callable[[Cell, str], None]
+"""Told what a cell's process says, line by line."""
+
+
+@dataclass
+class _Worker:
+    """A cell and the process that has it."""
+
+    cell: Cell
+    process: "subprocess.Popen[str]"
+    reader: threading.Thread
+    last_line: list[str]
+
+
+def default_jobs(cells: Sequence[Cell]) -> int:
+    """How many cells to run at a time: one for each core, if memory holds them; one on GPUs."""
+    if not cells or any(cell.gpus for cell in cells):
+        return 1
+    threads = int(os.environ.get(machine.NUM_THREADS) or 1)
+    jobs = min(len(cells), max(1, machine.num_cores() // threads))
+    free = machine.free_bytes()
+    if free is not None:
+        largest = max(expected_bytes(cell) for cell in cells)
+        jobs = min(jobs, max(1, int(MEMORY_SHARE * free / largest)))
+    return jobs
+
+
+def is_timed(cell: Cell) -> bool:
+    """Whether a cell's budget is a time, so that neighbours would change what it reaches."""
+    _, train = cell.config.for_training()
+    return train.seconds is not None
+
+
+def expected_bytes(cell: Cell) -> int:
+    """Memory of a cell in training, at most: what autograd keeps is counted in the torch form."""
+    data, train = cell.config.for_training()
+    tokens = (train.micro_batch or train.global_batch) * (data.context or 1)
+    account = account_model(cell.config.model)
+    per_token = sum(
+        account.activation_bytes_per_token[one.sublayer] for one in cell.config.model.occurrences()
+    )
+    return PROCESS_BYTES + BYTES_PER_PARAMETER * cell.parameters + tokens * per_token
+
+
+def run_side_by_side(
+    plan: Plan,
+    cells: Sequence[Cell],
+    *,
+    jobs: int,
+    expected_seconds: Mapping[int, float],
+    environment: Mapping[str, str],
+    heard: Heard,
+) -> list[str]:
+    """Run cells, `jobs` at a time, the longest first; returns the names of those that failed."""
+    longest_first = sorted(cells, key=lambda cell: -expected_seconds.get(cell.number, 0.0))
+    waiting = deque(longest_first)
+    threads = max(1, machine.num_cores() // jobs)
+    threads = int(os.environ.get(machine.NUM_THREADS) or threads)
+    starts = dict.fromkeys((cell.number for cell in cells), 0)
+    running: list[_Worker] = []
+    failed = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                cell = waiting.popleft()
+                starts[cell.number] += 1
+                running.append(_start(plan, cell, threads, environment, heard))
+            time.sleep(POLL_SECONDS)
+            for worker in [one for one in running if one.process.poll() is not None]:
+                running.remove(worker)
+                worker.reader.join()
+                cell, code = worker.cell, worker.process.returncode
+                if is_done(plan, cell):
+                    heard(cell, "done")
+                elif code < 0 and starts[cell.number] <= RETRIES:
+                    heard(cell, f"its process was killed ({_signal_name(-code)}); started again")
+                    waiting.appendleft(cell)
+                else:
+                    failed.append(cell.name)
+                    if code < 0:
+                        heard(cell, f"failed: its process was killed ({_signal_name(-code)})")
+                    elif not worker.last_line[0].startswith("failed: "):
+                        heard(cell, f"failed: {worker.last_line[0] or f'exit code {code}'}")
+    except (KeyboardInterrupt, SystemExit):
+        for worker in running:
+            heard(worker.cell, "stopped; the same command goes on from here")
+        raise
+    finally:
+        _stop(running)
+    return failed
+
+
+def _start(
+    plan: Plan, cell: Cell, threads: int, environment: Mapping[str, str], heard: Heard
+) -> _Worker:
+    study, folder = (str(Path(path).resolve()) for path in (plan.file.path, plan.folder))
+    process = start_cell(
+        study,
+        folder,
+        cell.number,
+        threads=threads,
+        stderr=subprocess.PIPE,
+        environment=environment,
+    )
+    last_line = [""]
+    heading = f"{cell.name}: "
+
+    def read() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if text := line.strip().rpartition(heading)[2]:
+                last_line[0] = text
+                heard(cell, text)
+
+    reader = threading.Thread(target=read, name=cell.name, daemon=True)
+    reader.start()
+    return _Worker(cell, process, reader, last_line)
+
+
+def _stop(workers: Sequence[_Worker]) -> None:
+    """Let processes save what they have, and wait for them."""
+    for worker in workers:
+        if worker.process.poll() is None:
+            worker.process.send_signal(signal.SIGTERM)
+    for worker in workers:
+        worker.process.wait()
+        worker.reader.join()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
