@@ -283,7 +283,7 @@ def run_config(data: dict[str, Any], overrides: Tables | None = None) -> RunConf
     if isinstance(model, dict) and "preset" in model:
         given = {key: value for key, value in model.items() if key != "preset"}
         data = data | {"model": dataclasses.asdict(preset(model["preset"])) | given}
-    return _with_fitting_warmup(from_dict(RunConfig, data))
+    return with_fitting_warmup(from_dict(RunConfig, data))
 
 
 def _check_warmup(tables: Sequence[dict[str, Any]]) -> None:
@@ -304,7 +304,7 @@ def _check_warmup(tables: Sequence[dict[str, Any]]) -> None:
             )
 
 
-def _with_fitting_warmup(config: RunConfig) -> RunConfig:
+def with_fitting_warmup(config: RunConfig) -> RunConfig:
     """Of steps that are too few for the warm-up, the first half is one."""
     train = config.train
     if train is None or train.steps is None or train.warmup_steps <= train.steps:

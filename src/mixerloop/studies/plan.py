@@ -12,6 +12,7 @@ from mixerloop.config import BUDGETS, RunConfig
 from mixerloop.model.accounting import account_model, training_flops_per_token
 from mixerloop.model.initialization import meta_model
 from mixerloop.notation import notation
+from mixerloop.ops.precision import choose_compute_dtype
 from mixerloop.studies.study import ArmSettings, Match, Measure, PartSettings, StudyFile
 from mixerloop.study_folder import DATA, PLAN, PREFILL, read_plan
 
@@ -106,6 +107,7 @@ class Plan:
                     "measure": list(part.measure),
                     "seeds": list(part.seeds),
                     "data": " ".join(part.prepare),
+                    "compute_dtype": self._compute_dtype(part),
                     "transport": asdict(part.transport),
                     "arms": [self._arm(part, arm) for arm in part.arms],
                 }
@@ -125,6 +127,10 @@ class Plan:
             "prefill": None if study.prefill is None else asdict(study.prefill),
             "provenance": runs.provenance(),
         }
+
+    def _compute_dtype(self, part: PartSettings) -> str:
+        _, train = self.of(part.name)[0].config.for_training()
+        return train.compute_dtype
 
     def _arm(self, part: PartSettings, arm: ArmSettings) -> dict[str, Any]:
         cell = next(one for one in self.of(part.name) if one.arm == arm.title)
@@ -149,6 +155,7 @@ def make_plan(file: StudyFile, folder: Path) -> Plan:
     for index, part in enumerate(file.study.parts):
         models = _models(file, index, part, folder)
         _check_match(file, f"parts[{index}]", part, models)
+        models = {name: _in_one_dtype(config, part, folder) for name, config in models.items()}
         for seed in part.seeds:
             for arm in part.arms:
                 config = models[arm.title]
@@ -194,6 +201,20 @@ def _models(file: StudyFile, index: int, part: PartSettings, folder: Path) -> di
             config = _deepened(file, here, arm, config, models[arm.layers_for_flops_of])
         models[arm.title] = config
     return models
+
+
+def _in_one_dtype(config: RunConfig, part: PartSettings, folder: Path) -> RunConfig:
+    """A config that names the compute type `auto` is here, or was when the study was planned.
+
+    All cells compute in one type, wherever they run. Where GPUs are asked for, a cell decides.
+    """
+    _, train = config.for_training()
+    if train.compute_dtype != "auto" or part.gpus:
+        return config
+    kept = read_plan(folder)["parts"] if (folder / PLAN).is_file() else []
+    planned = [one["compute_dtype"] for one in kept if one["name"] == part.name]
+    dtype = planned[0] if planned else choose_compute_dtype("auto", "cpu")
+    return dataclasses.replace(config, train=dataclasses.replace(train, compute_dtype=dtype))
 
 
 def _place(here: str, part: PartSettings, error: ValueError) -> str:

@@ -31,7 +31,8 @@ def settled(config: RunConfig, *, ranks: Ranks) -> RunConfig:
         implementation=choose_implementation(train.implementation, device),
         compute_dtype=choose_compute_dtype(train.compute_dtype, device),
     )
-    return ranks.from_first(dataclasses.replace(config, train=named))
+    settled = configs.with_fitting_warmup(dataclasses.replace(config, train=named))
+    return ranks.from_first(settled)
 
 
 def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:

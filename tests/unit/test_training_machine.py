@@ -1,0 +1,159 @@
+"""What training asks of the machine: its types, its rate, its threads."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mixerloop import machine
+from mixerloop.config import DataConfig, ModelConfig, RunConfig, TrainConfig
+from mixerloop.data.hops import HopsSettings, write_hops
+from mixerloop.model.checkpoint import load_model
+from mixerloop.ops import precision
+from mixerloop.training import gemm_rate as rates
+from mixerloop.training import trainer as trainers
+from mixerloop.training.metrics import JsonLines
+from mixerloop.training.ranks import Ranks
+from mixerloop.training.run_folder import begin, resumed_config
+from mixerloop.training.trainer import Trainer
+
+SMALL = ModelConfig(num_layers=2, d_model=64, num_heads=4, d_head=16, d_ffn=168, vocab_size=12)
+
+
+@pytest.fixture
+def config(tmp_path) -> RunConfig:
+    write_hops(tmp_path / "data", HopsSettings())
+    train = TrainConfig(
+        steps=4, global_batch=10, micro_batch=8, compute_dtype="float32", evaluate_windows=4
+    )
+    return RunConfig(model=SMALL, data=DataConfig(path=str(tmp_path / "data")), train=train)
+
+
+@pytest.fixture
+def restored_threads(monkeypatch):
+    monkeypatch.delenv(machine.NUM_THREADS, raising=False)
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def changed(config: RunConfig, **train) -> RunConfig:
+    assert config.train is not None
+    return replace(config, train=replace(config.train, **train))
+
+
+def trained(run, config):
+    config = begin(run, config, ranks=Ranks())
+    lines = JsonLines(run, start=0)
+    outcome = Trainer(run, config, ranks=Ranks()).train([lines])
+    lines.close()
+    model, _ = load_model(outcome.checkpoint)
+    return model, (run / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("speedup", "dtype"), [(0.1, "float32"), (1.1, "float32"), (4, "bfloat16")]
+)
+def test_auto_is_the_faster_type_and_stays_what_it_was(
+    speedup, dtype, config, tmp_path, monkeypatch
+):
+    config = changed(config, compute_dtype="auto")
+    monkeypatch.setattr(precision, "bfloat16_speedup", lambda device: speedup)
+    settled = begin(tmp_path / "run", config, ranks=Ranks())
+    assert settled.train is not None
+    assert settled.train.compute_dtype == dtype
+    monkeypatch.setattr(precision, "bfloat16_speedup", lambda device: 5.0 - speedup)
+    resumed = resumed_config(
+        tmp_path / "run", config_file=None, overrides={"train": {"compute_dtype": "auto"}}
+    )
+    assert resumed.train == settled.train
+    other = "bfloat16" if dtype == "float32" else "float32"
+    with pytest.raises(ValueError, match=f"compute_dtype was {dtype} and would be {other}"):
+        resumed_config(
+            tmp_path / "run", config_file=None, overrides={"train": {"compute_dtype": other}}
+        )
+
+
+def test_a_type_that_was_named_is_not_measured(monkeypatch):
+    monkeypatch.setattr(precision, "bfloat16_speedup", lambda device: pytest.fail("measured"))
+    for dtype in ("float32", "bfloat16"):
+        assert precision.choose_compute_dtype(dtype, "cpu") == dtype
+
+
+def test_the_speed_of_bfloat16_is_measured_once():
+    precision.bfloat16_speedup.cache_clear()
+    first = precision.bfloat16_speedup("cpu")
+    assert first > 0
+    assert precision.bfloat16_speedup("cpu") == first
+
+
+def test_a_bad_second_does_not_lower_the_gemm_rate(monkeypatch):
+    seconds = iter([9.0, 9.0, 9.0, 1.0, 1.5, 3.0, 1.1, 1.0, 9.0, 9.0])
+    monkeypatch.setattr(rates, "_seconds_per_product", lambda x, weight: next(seconds))
+    cpu = torch.device("cpu")
+    rate = rates.gemm_rate(SMALL, tokens=10, compute_dtype="float32", device=cpu)
+    assert rate == 2 * 10 * 64 * 2 * 168 / 1.0
+
+
+def test_no_step_is_faster_than_the_limit(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainers, "gemm_rate", lambda *_, **__: 1.0)
+    trained(tmp_path / "run", config)
+    lines = (tmp_path / "run" / "timing.jsonl").read_text().splitlines()
+    shares = [json.loads(line)["gemm_share"] for line in lines]
+    assert len(shares) == 4
+    assert shares[0] == 1.0
+    assert max(shares) <= 1.0
+
+
+def test_the_number_of_threads_changes_no_bit(config, tmp_path, restored_threads):
+    results = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        results.append(trained(tmp_path / str(threads), config))
+    (model, metrics), *others = results
+    for other, other_metrics in others:
+        assert other_metrics == metrics
+        for name, weight in model.named_parameters():
+            assert torch.equal(weight, other.get_parameter(name)), name
+
+
+def test_threads_follow_the_neighbours_only_where_no_bit_depends_on_them(
+    config, tmp_path, restored_threads, monkeypatch
+):
+    torch.set_num_threads(2)
+    config = begin(tmp_path / "run", config, ranks=Ranks())
+    trainer = Trainer(tmp_path / "run", config, ranks=Ranks())
+    assert trainer._core_share()._follows
+    monkeypatch.setenv(machine.NUM_THREADS, "2")
+    assert not trainer._core_share()._follows, "the user has chosen"
+    monkeypatch.delenv(machine.NUM_THREADS)
+    accumulate = trainers.accumulate
+
+    def depends_on_threads(engine, batch, computation):
+        found = accumulate(engine, batch, computation)
+        weight = trainer.model.final_norm.weight
+        assert weight.grad is not None
+        weight.grad += 1e-7 * torch.get_num_threads()
+        return found
+
+    monkeypatch.setattr(trainers, "accumulate", depends_on_threads)
+    assert not trainer._core_share()._follows
+    assert torch.get_num_threads() == 2
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
+def test_the_last_micro_batch_is_looked_at_too(config, tmp_path, restored_threads, monkeypatch):
+    torch.set_num_threads(2)
+    config = begin(tmp_path / "run", config, ranks=Ranks())
+    trainer = Trainer(tmp_path / "run", config, ranks=Ranks())
+    sizes = []
+    accumulate = trainers.accumulate
+
+    def recorded(engine, batch, computation):
+        sizes.append(len(batch.inputs))
+        return accumulate(engine, batch, computation)
+
+    monkeypatch.setattr(trainers, "accumulate", recorded)
+    trainer._core_share()
+    assert sorted(sizes) == [2, 2, 8, 8]
