@@ -1,16 +1,13 @@
-import os
-
 import pytest
 import torch
 from hypothesis import settings
 
 from mixerloop import machine
-from mixerloop.cli import main
 from mixerloop.config import ModelConfig
 from mixerloop.ops import native_library
 
 machine.settle()
-torch.set_num_threads(1 if os.environ.get("PYTEST_XDIST_WORKER") else torch.get_num_threads())
+torch.set_num_threads(1)  # models this small only wait for a second thread, and so do neighbours
 settings.register_profile("mixerloop", deadline=None, derandomize=True)
 settings.load_profile("mixerloop")
 
@@ -19,21 +16,6 @@ settings.load_profile("mixerloop")
 def seeded() -> None:
     """What a test draws without a generator of its own, it draws the same each time."""
     torch.manual_seed(0)
-
-
-@pytest.fixture
-def refusal(monkeypatch):
-    """What a command is refused with, without a process of its own for it."""
-
-    def refuse(*arguments, cwd) -> str:
-        monkeypatch.chdir(cwd)
-        monkeypatch.setattr("sys.argv", ["mixerloop", *map(str, arguments)])
-        monkeypatch.setattr(machine, "keep_freed_memory", lambda: None)
-        with pytest.raises(ValueError, match=r"\w") as caught:
-            main._run()
-        return str(caught.value)
-
-    return refuse
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import sys
 import pytest
 import sentencepiece
 
-from command_line import mixerloop
+from command_line import mixerloop, refused
 from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
 from small_model import model_file
 
@@ -133,7 +133,7 @@ def test_the_tokenizer_of_transformers_gives_our_ids(place, text):
     )
 
 
-def test_a_tokenizer_that_transformers_would_read_otherwise_is_refused(place, refusal):
+def test_a_tokenizer_that_transformers_would_read_otherwise_is_refused(place):
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts()),
@@ -145,7 +145,7 @@ def test_a_tokenizer_that_transformers_would_read_otherwise_is_refused(place, re
     )
     (place / "unigram.model").write_bytes(model.getvalue())
     mixerloop("init", "small.toml", "--tokenizer", "unigram.model", "--out", "other", cwd=place)
-    named = refusal("export", "other", "--out", "x", cwd=place)
+    named = refused("export", "other", "--out", "x", cwd=place)
     assert "the tokenizer cannot be exported" in named
     assert not (place / "x").exists()
 
@@ -159,8 +159,8 @@ def test_a_tokenizer_that_transformers_would_read_otherwise_is_refused(place, re
         (["import", "hf", "--schedule", "mixr_loop", "--out", "x"], "did you mean mixer_loop?"),
     ],
 )
-def test_what_cannot_be_converted_is_refused(place, refusal, arguments, named):
-    assert named in refusal(*arguments, cwd=place)
+def test_what_cannot_be_converted_is_refused(place, arguments, named):
+    assert named in refused(*arguments, cwd=place)
     assert not (place / "x").exists()
 
 
