@@ -2,14 +2,29 @@ import pytest
 import torch
 from hypothesis import settings
 
+import needs
 from mixerloop import machine
 from mixerloop.config import ModelConfig
 from mixerloop.ops import native_library
+from skip_reasons import SkipReasons, check_complete
 
 machine.settle()
 torch.set_num_threads(1)  # models this small only wait for a second thread, and so do neighbours
 settings.register_profile("mixerloop", deadline=None, derandomize=True)
 settings.load_profile("mixerloop")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--full", action="store_true", help="fail if an optional package is not installed"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # not in xdist's workers, which only run tests
+        if config.getoption("--full"):
+            check_complete(needs.PACKAGES)
+        config.pluginmanager.register(SkipReasons(needs.ALL))
 
 
 @pytest.fixture(autouse=True)
@@ -24,16 +39,10 @@ def tiny() -> ModelConfig:
     return ModelConfig(num_layers=3, d_model=20, num_heads=2, d_head=8, d_ffn=28, vocab_size=50)
 
 
-def sets_here() -> tuple[str, ...]:
-    """The instruction sets the compiled kernels can run with on this machine."""
-    loaded = native_library.library()
-    return (
-        () if loaded is None else native_library.INSTRUCTION_SETS[: loaded.mixerloop_best_set() + 1]
-    )
-
-
-@pytest.fixture(params=sets_here())
+@pytest.fixture(
+    params=[pytest.param(name, marks=need.mark) for name, need in needs.INSTRUCTION_SETS.items()]
+)
 def instruction_set(request, monkeypatch) -> str:
-    """Run a test with each of them; without a compiled kernel it is skipped."""
+    """Run a test with each instruction set the compiled kernels were built for."""
     monkeypatch.setenv(native_library.SET_VARIABLE, request.param)
     return request.param

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+import needs
 from command_line import COMMAND, mixerloop, refused
 from mixerloop.data.sources import standard_library
 from mixerloop.data.tokenizer import train_tokenizer
 
-CORPUS = os.environ.get("MIXERLOOP_CORPUS")
 KILLS = 10
 
 
@@ -140,12 +140,13 @@ def test_bad_input_gets_one_line(tmp_path, tokenizer, stdlib):
 
 
 @pytest.mark.data
-@pytest.mark.skipif(CORPUS is None, reason="MIXERLOOP_CORPUS does not name a folder of corpora")
+@needs.CORPUS.mark
 @pytest.mark.parametrize(
     ("name", "train", "held_out"), [("tinystories", 12_223, 976), ("fairytales", 1_810, 81)]
 )
 def test_real_corpora_go_through_unchanged(tmp_path, name, train, held_out):
-    files = [Path(CORPUS or "") / f"{name}_{part}.jsonl.xz" for part in ("train", "valid")]
+    folder = Path(os.environ[needs.CORPUS_VARIABLE])
+    files = [folder / f"{name}_{part}.jsonl.xz" for part in ("train", "valid")]
     prepared = json.loads(
         data(
             *("prepare", "text", files[0], "--held-out-files", files[1]),

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
-import torch
 
+import needs
 from command_line import mixerloop, refused
 from mixerloop import runs
 from mixerloop.data.hops import HopsSettings, write_hops
@@ -194,7 +194,9 @@ def test_a_killed_evaluation_goes_on_to_the_same_answers(run):
         (["--limit", "0"], "--limit must be at least 1, got 0"),
         (["--context", "0"], "--context must be at least 2, got 0"),
         (["--schedule", "full_loop"], "say where with --out"),
-        (["--device", "cuda"], "torch finds no CUDA device here"),
+        pytest.param(
+            ["--device", "cuda"], "torch finds no CUDA device here", marks=needs.NO_CUDA.mark
+        ),
         (["--plain", "--verify-sharing"], "with --plain nothing is shared"),
         (["--out", "run/checkpoints/step-4"], "lies in a checkpoint"),
         (["--out", "run/checkpoints/step-9/new"], "lies in a checkpoint"),
@@ -203,8 +205,6 @@ def test_a_killed_evaluation_goes_on_to_the_same_answers(run):
 )
 def test_what_cannot_be_asked_is_refused(run, arguments, named):
     arguments = ["evaluate", "core", "run", "--bundle", BUNDLE, *arguments]
-    if "cuda" in arguments and torch.cuda.is_available():
-        pytest.skip("there is a CUDA device")
     assert named in refused(*arguments, cwd=run.parent)
     assert not (run / "results").exists()
 

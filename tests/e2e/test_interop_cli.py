@@ -9,6 +9,7 @@ import sys
 import pytest
 import sentencepiece
 
+import needs
 from command_line import mixerloop, refused
 from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
 from small_model import model_file
@@ -124,7 +125,7 @@ TRICKY = (
 
 @pytest.mark.parametrize("text", TRICKY)
 def test_the_tokenizer_of_transformers_gives_our_ids(place, text):
-    transformers = pytest.importorskip("transformers", reason="make peers installs transformers")
+    transformers = needs.module("transformers")
     theirs = transformers.AutoTokenizer.from_pretrained(place / "hf")
     ours = Tokenizer(place / "hf" / "tokenizer.model")
     assert theirs.encode(text) == ours.encode(text)
@@ -193,8 +194,8 @@ def lm_eval(place, out, *arguments):
 
 
 @pytest.mark.slow
+@needs.package("lm_eval").mark
 def test_lm_eval_gives_one_score_both_ways(place):
-    pytest.importorskip("lm_eval", reason="lm-eval is an extra: make peers installs it")
     (place / "tasks").mkdir()
     rows = [
         {

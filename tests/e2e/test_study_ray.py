@@ -5,16 +5,14 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+import needs
 from command_line import COMMAND, environment, mixerloop
 from small_model import training_file
-
-pytest.importorskip("ray", reason="Ray is an extra: make peers installs it")
 
 STUDY = """
 title = "On Ray"
@@ -48,7 +46,9 @@ def worker_in_training(study: Path) -> int | None:
     return None
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks for Ray's workers in /proc")
+@pytest.mark.slow
+@needs.package("ray").mark
+@needs.PROC.mark
 def test_a_killed_workers_cell_is_run_elsewhere_to_the_same_numbers(tmp_path):
     train = {"steps": STEPS, "checkpoint_every": 50}
     (tmp_path / "small.toml").write_text(training_file(train=train, num_layers=1))

@@ -6,7 +6,6 @@ gradients are sums of terms of order one, and what cancels leaves rounding of th
 
 import inspect
 import itertools
-import warnings
 from functools import lru_cache
 
 import pytest
@@ -15,14 +14,11 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixerloop.ops import chunked, native_library
+import needs
+from mixerloop.ops import chunked
 from mixerloop.ops.gated_delta_rule import choose_implementation, gated_delta_rule
 
-NO_KERNEL = native_library.library() is None
-FAST_IMPLEMENTATIONS = [
-    "chunked",
-    pytest.param("native", marks=pytest.mark.skipif(NO_KERNEL, reason="no compiled kernel")),
-]
+FAST_IMPLEMENTATIONS = ["chunked", pytest.param("native", marks=needs.KERNEL.mark)]
 IMPLEMENTATIONS = ["recurrent", *FAST_IMPLEMENTATIONS]
 LENGTHS = [1, 63, 64, 65, 1000]
 HEAD_SIZES = [(16, 16), (64, 64), (72, 72), (128, 128), (16, 40)]
@@ -234,12 +230,7 @@ def test_an_unknown_implementation_is_refused():
 
 
 def transformers_fallback():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        module = pytest.importorskip(
-            "transformers.models.qwen3_next.modeling_qwen3_next",
-            reason="transformers not installed",
-        )
+    module = needs.module("transformers.models.qwen3_next.modeling_qwen3_next")
     rule = inspect.unwrap(module.torch_chunk_gated_delta_rule)  # not the kernel it may hide
 
     def run_peer(i):
@@ -252,12 +243,7 @@ def transformers_fallback():
 
 
 def fla_naive(name):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        module = pytest.importorskip(
-            "fla.ops.gated_delta_rule.naive", reason="fla-core not installed"
-        )
-    rule = getattr(module, name)
+    rule = getattr(needs.module("fla.ops.gated_delta_rule.naive"), name)
 
     def run_peer(i):
         return rule(

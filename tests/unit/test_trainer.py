@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import needs
 from mixerloop import runs
 from mixerloop.config import run_config
 from mixerloop.data.batches import Batches
@@ -569,8 +570,8 @@ def test_tensorboard_reads_what_was_written(tmp_path, config):
     assert [point.step for point in events.Scalars("held_out/nll")] == [5, 10, 12]
 
 
+@needs.package("wandb").mark
 def test_weights_and_biases_hears_of_every_step(tmp_path, config, monkeypatch):
-    pytest.importorskip("wandb", reason="wandb is an extra: make peers installs it")
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = tmp_path / "run"
     begin(run, config, ranks=Ranks())
