@@ -59,6 +59,7 @@ def test_the_standard_library_is_prepared_verified_and_shown(stdlib):
     assert len(source["content_sha256"]) == 64
 
 
+@pytest.mark.slow
 def test_killed_at_ten_random_moments_and_continued_the_bytes_are_the_same(
     stdlib, tokenizer, tmp_path
 ):

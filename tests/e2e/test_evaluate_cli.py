@@ -18,6 +18,7 @@ from command_line import mixerloop, refused
 from mixerloop import runs
 from mixerloop.data.hops import HopsSettings, write_hops
 from mixerloop.data.tokenizer import train_tokenizer
+from mixerloop.evaluation.core import evaluate
 from small_model import model_file, training_file
 
 BUNDLE = Path(__file__).parents[1] / "data" / "core_bundle"
@@ -139,22 +140,24 @@ def test_a_limit_is_marked_and_other_settings_are_not_mixed(run):
     assert "holds answers with bundle" in line
 
 
+BLOCK_EXAMPLES = 2
 SLOWLY = """
 import sys, time
 from mixerloop.evaluation.core import evaluate
 from mixerloop.evaluation.looped_scorer import LoopedScorer
 from mixerloop.cli.main import main
 
-evaluate.BLOCK_EXAMPLES = 2
+evaluate.BLOCK_EXAMPLES = {block_examples}
 score = LoopedScorer.score
-LoopedScorer.score = lambda self, questions: (time.sleep({pause}), score(self, questions))[1]
+LoopedScorer.score = lambda self, questions: (time.sleep(0.3), score(self, questions))[1]
 sys.argv = ["mixerloop", "evaluate", "core", {run!r}, "--bundle", {bundle!r}]
 main()
 """
 
 
-def in_small_blocks(run, *, pause=0.0):
-    script = SLOWLY.format(run=run.name, bundle=str(BUNDLE), pause=pause)
+def started_slowly(run):
+    """The same evaluation in a process, with time to kill it between two blocks."""
+    script = SLOWLY.format(run=run.name, bundle=str(BUNDLE), block_examples=BLOCK_EXAMPLES)
     return subprocess.Popen(
         [sys.executable, "-c", script],
         cwd=run.parent,
@@ -163,10 +166,11 @@ def in_small_blocks(run, *, pause=0.0):
     )
 
 
-def test_a_killed_evaluation_goes_on_to_the_same_answers(run):
+def test_a_killed_evaluation_goes_on_to_the_same_answers(run, monkeypatch):
+    monkeypatch.setattr(evaluate, "BLOCK_EXAMPLES", BLOCK_EXAMPLES)
     undisturbed = Path(shutil.copytree(run, run.with_name("undisturbed")))
-    assert in_small_blocks(undisturbed).wait() == 0
-    process = in_small_blocks(run, pause=0.3)
+    core(undisturbed)
+    process = started_slowly(run)
     parts = run / "results/core/parts"
     while len(list(parts.glob("*.json"))) < 2:
         assert process.poll() is None
@@ -175,7 +179,7 @@ def test_a_killed_evaluation_goes_on_to_the_same_answers(run):
     process.wait()
     assert not (run / "results/core.json").exists()
     begun = {path: path.read_bytes() for path in parts.glob("*.json")}
-    assert in_small_blocks(run).wait() == 0
+    core(run)
     for label in ("colours", "pronouns", "endings"):
         found, expected = (
             (one / f"results/core/{label}.jsonl").read_bytes() for one in (run, undisturbed)

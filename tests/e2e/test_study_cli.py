@@ -89,6 +89,7 @@ def test_from_a_file_to_a_report(place, done):
     assert [cell["state"] for cell in status[0]["cells"]] == ["done"] * 3
 
 
+@pytest.mark.slow
 def test_the_same_seeds_give_the_same_numbers(place, done):
     mixerloop("study", "study.toml", "--out", "again", cwd=place)
     assert numbers(place / "again") == numbers(place / "whole")
@@ -165,6 +166,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_killed_in_every_phase_it_ends_in_the_same_numbers(place, done):
     for phase in PHASES:
         killed_in(phase, place, "killed")
@@ -200,6 +202,7 @@ def test_the_plan_comes_first_and_a_dry_run_writes_nothing(place):
     assert not (place / "dry").exists()
 
 
+@pytest.mark.slow
 def test_cells_can_be_picked_and_are_run_by_one_process_only(place):
     mixerloop("study", "study.toml", "--out", "picked", "--cells", "3,1", cwd=place)
     status = json.loads(mixerloop("study", "status", "picked", "--json", cwd=place).stdout)

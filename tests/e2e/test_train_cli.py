@@ -97,6 +97,31 @@ def test_a_stopped_run_is_saved_and_says_how_to_go_on(place, number):
     assert f"x: stopped at step {one['step'] + 2:,}, which is saved" in went_on.stdout
 
 
+def test_killed_once_it_resumes_to_the_same_bits(place):
+    longer = ("--train.steps", "200", "--train.checkpoint_every", "20")
+    mixerloop("train", "small.toml", "--out", "whole", *longer, cwd=place)
+    process = subprocess.Popen(
+        [*COMMAND, "train", "small.toml", "--out", "killed", *longer],
+        cwd=place,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment(place),
+    )
+    while not (place / "killed/checkpoints/step-20").exists():
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert not (place / "killed/checkpoints/step-200").exists()
+    mixerloop("train", "--resume", "killed", cwd=place)
+    for name in (
+        "metrics.jsonl",
+        "checkpoints/step-200/model.safetensors",
+        "checkpoints/step-200/optimizer/optimizer.safetensors",
+    ):
+        assert (place / "killed" / name).read_bytes() == (place / "whole" / name).read_bytes()
+
+
 @pytest.mark.slow
 def test_killed_at_random_moments_it_ends_in_the_same_bits():
     script = ROOT / "benchmarks" / "kill_and_resume.py"

@@ -245,7 +245,7 @@ def test_a_budget_in_seconds_ends_in_time_and_at_a_rate_near_zero(
 ):
     """Even when the time is too short for the warm-up that was asked for."""
     ticks = itertools.count()
-    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks) / 256)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks) / 128)
     changed = with_train(config, steps=None, seconds=1.0, warmup_steps=warmup_steps)
     outcome = go(tmp_path / "run", changed)
     assert outcome.finished
