@@ -1,18 +1,117 @@
-"""The program as a user runs it: in a process, with nothing of ours in its environment."""
+"""The program as a user runs it, with nothing of ours in its environment.
 
+`mixerloop` runs a verb in this process, which saves the three seconds in which torch is imported.
+`in_a_process` starts a process: for signals, kills, pipes and whatever happens before `main`.
+"""
+
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+from mixerloop import machine
+from mixerloop.cli.main import main
+
+COMMAND = (sys.executable, "-m", "mixerloop")
 
 
-def mixerloop(*arguments, cwd, code=0):
-    environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "HOME": str(cwd)}
-    done = subprocess.run(
-        [sys.executable, "-m", "mixerloop", *map(str, arguments)],
+@dataclass(frozen=True)
+class Ended:
+    """What a program leaves behind, with the names of `subprocess.CompletedProcess`."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def environment(home) -> dict[str, str]:
+    """All that a program started by the tests knows of this machine."""
+    return {
+        **machine.waiting(),
+        "PATH": os.environ["PATH"],
+        "HOME": str(Path(home).resolve()),
+        "COLUMNS": "80",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def mixerloop(*arguments, cwd=".", code=0) -> Ended:
+    """Run a verb as `mixerloop ARGUMENTS` in a folder would, and expect its exit code."""
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        with _written_to(stdout, 1), _written_to(stderr, 2), _as_a_program(arguments, cwd):
+            try:
+                main()
+                returncode = 0
+            except SystemExit as stop:
+                returncode = stop.code or 0
+                assert isinstance(returncode, int), returncode
+        ended = Ended(returncode, _content(stdout), _content(stderr))
+    assert ended.returncode == code, ended.stderr
+    return ended
+
+
+def in_a_process(*arguments, cwd=".", code=0) -> subprocess.CompletedProcess[str]:
+    """Run a verb in a process of its own, and expect its exit code."""
+    ended = subprocess.run(
+        [*COMMAND, *map(str, arguments)],
         cwd=cwd,
         capture_output=True,
         text=True,
-        env=environment,
+        env=environment(cwd),
     )
-    assert done.returncode == code, done.stderr
-    return done
+    assert ended.returncode == code, ended.stderr
+    return ended
+
+
+def refused(*arguments, cwd=".", after=()) -> str:
+    """The one line a verb is refused with, after nothing but these lines of progress."""
+    ended = mixerloop(*arguments, cwd=cwd, code=2)
+    *progress, line = (ended.stdout + ended.stderr).splitlines()
+    assert set(progress) <= set(after)
+    assert line.startswith("mixerloop: ")
+    return line
+
+
+@contextlib.contextmanager
+def _as_a_program(arguments, cwd) -> Iterator[None]:
+    """Set what a new process would find, and restore what this one had."""
+    heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    variables = environment(cwd)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.chdir(cwd))
+        stack.enter_context(mock.patch.dict(os.environ, variables, clear=True))
+        stack.enter_context(mock.patch.object(sys, "argv", ["mixerloop", *map(str, arguments)]))
+        for name, number in (("stdout", 1), ("stderr", 2)):
+            stream = open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+            stack.enter_context(mock.patch.object(sys, name, stack.enter_context(stream)))
+        stack.enter_context(mock.patch.object(sys, "unraisablehook", sys.unraisablehook))
+        # It tells the allocator of the whole process what cannot be taken back.
+        stack.enter_context(mock.patch.object(machine, "keep_freed_memory"))
+        try:
+            yield
+        finally:
+            for number, handler in heard.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _written_to(file, descriptor) -> Iterator[None]:
+    """Send a descriptor's output to a file: that of compiled code and of children, too."""
+    before = os.dup(descriptor)
+    os.dup2(file.fileno(), descriptor)
+    try:
+        yield
+    finally:
+        os.dup2(before, descriptor)
+        os.close(before)
+
+
+def _content(file) -> str:
+    file.seek(0)
+    return file.read().decode()

@@ -1,5 +1,3 @@
-import os
-
 from mixerloop import machine
 
 machine.settle()  # before torch is loaded
@@ -8,13 +6,29 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
-from mixerloop.cli import main  # noqa: E402
+import needs  # noqa: E402
 from mixerloop.config import ModelConfig  # noqa: E402
 from mixerloop.ops import native_library  # noqa: E402
+from mixerloop.training import gemm_rate  # noqa: E402
+from skip_reasons import SkipReasons, check_complete  # noqa: E402
 
-torch.set_num_threads(1 if os.environ.get("PYTEST_XDIST_WORKER") else torch.get_num_threads())
+torch.set_num_threads(1)  # models this small only wait for a second thread, and so do neighbours
+gemm_rate.MOST_SECONDS = 0.01  # each session of training times the machine: briefly, in tests
 settings.register_profile("mixerloop", deadline=None, derandomize=True)
 settings.load_profile("mixerloop")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--full", action="store_true", help="fail if an optional package is not installed"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # not in xdist's workers, which only run tests
+        if config.getoption("--full"):
+            check_complete(needs.PACKAGES)
+        config.pluginmanager.register(SkipReasons(needs.ALL))
 
 
 @pytest.fixture(autouse=True)
@@ -24,36 +38,15 @@ def seeded() -> None:
 
 
 @pytest.fixture
-def refusal(monkeypatch):
-    """What a command is refused with, without a process of its own for it."""
-
-    def refuse(*arguments, cwd) -> str:
-        monkeypatch.chdir(cwd)
-        monkeypatch.setattr("sys.argv", ["mixerloop", *map(str, arguments)])
-        monkeypatch.setattr(machine, "keep_freed_memory", lambda: None)
-        with pytest.raises(ValueError, match=r"\w") as caught:
-            main._run()
-        return str(caught.value)
-
-    return refuse
-
-
-@pytest.fixture
 def tiny() -> ModelConfig:
     """Small enough to run in milliseconds, with sizes that are all different."""
     return ModelConfig(num_layers=3, d_model=20, num_heads=2, d_head=8, d_ffn=28, vocab_size=50)
 
 
-def sets_here() -> tuple[str, ...]:
-    """The instruction sets the compiled kernels can run with on this machine."""
-    loaded = native_library.library()
-    return (
-        () if loaded is None else native_library.INSTRUCTION_SETS[: loaded.mixerloop_best_set() + 1]
-    )
-
-
-@pytest.fixture(params=sets_here())
+@pytest.fixture(
+    params=[pytest.param(name, marks=need.mark) for name, need in needs.INSTRUCTION_SETS.items()]
+)
 def instruction_set(request, monkeypatch) -> str:
-    """Run a test with each of them; without a compiled kernel it is skipped."""
+    """Run a test with each instruction set the compiled kernels were built for."""
     monkeypatch.setenv(native_library.SET_VARIABLE, request.param)
     return request.param

@@ -5,12 +5,11 @@ How fast anything is, is not tested: machines are shared. `make bench` measures.
 
 import importlib.util
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 
+from command_line import mixerloop, refused
 from mixerloop.benchmarking import measure, operator, training
 from mixerloop.benchmarking.measure import Quartiles, Timing, check_close
 from mixerloop.config import preset
@@ -26,20 +25,9 @@ NANO = {
 }
 
 
-@pytest.fixture
-def run_cli():
-    def run(*arguments):
-        return subprocess.run(
-            [sys.executable, "-m", "mixerloop", *arguments], capture_output=True, text=True
-        )
-
-    return run
-
-
 @pytest.mark.parametrize("what", NANO)
-def test_the_figures_as_json(run_cli, what):
-    done = run_cli("bench", what, *NANO[what], "--repeats", "2", "--json")
-    assert done.returncode == 0, done.stderr
+def test_the_figures_as_json(what):
+    done = mixerloop("bench", what, *NANO[what], "--repeats", "2", "--json")
     found = json.loads(done.stdout)
     assert {"commit", "machine", "seed", "implementation", "compute_dtype", "busy_cores"} <= set(
         found["provenance"]
@@ -66,9 +54,8 @@ def test_the_figures_as_json(run_cli, what):
 
 
 @pytest.mark.slow
-def test_the_operator_beside_its_peers(run_cli):
-    done = run_cli("bench", "operator", "--shapes", "15m", "--repeats", "1", "--json")
-    assert done.returncode == 0, done.stderr
+def test_the_operator_beside_its_peers():
+    done = mixerloop("bench", "operator", "--shapes", "15m", "--repeats", "1", "--json")
     (shape,) = json.loads(done.stdout)["shapes"]
     assert shape["shape"] == [4, 1024, 4, 72]
     there = {name for name, package in operator.PEERS.items() if importlib.util.find_spec(package)}
@@ -92,12 +79,8 @@ def test_the_operator_beside_its_peers(run_cli):
         (("decode", "--schedule", "7x(A F)"), "the model has 6"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(run_cli, arguments, message):
-    done = run_cli("bench", *arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert not done.stdout
+def test_bad_input_is_refused_in_one_line(arguments, message):
+    assert message in refused("bench", *arguments)
 
 
 def test_a_peer_that_is_missing_is_named(monkeypatch):

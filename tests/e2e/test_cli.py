@@ -1,8 +1,7 @@
-"""The command as a user runs it: subprocesses, exit codes, what is printed where."""
+"""The command as a user runs it: exit codes, signals, what is printed where."""
 
 import io
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -12,35 +11,15 @@ import time
 import pytest
 import sentencepiece
 
+from command_line import COMMAND, mixerloop, refused
 from mixerloop import runs
 from mixerloop.data.tokenizer import train_tokenizer
 from mixerloop.ops.gated_delta_rule import choose_implementation
 
 
-def mixerloop(*arguments, code=0):
-    done = subprocess.run(
-        [sys.executable, "-m", "mixerloop", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PATH": os.environ["PATH"], "COLUMNS": "80"},
-    )
-    assert done.returncode == code, done.stderr
-    return done
-
-
 def hear_interrupts():
     """A shell starts background work with Ctrl-C ignored, and what it starts inherits that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def refused(*arguments):
-    done = mixerloop(*arguments, code=2)
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
-    (line,) = done.stderr.strip().splitlines()
-    assert line.startswith("mixerloop: ")
-    return line
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +160,7 @@ def test_a_config_file_can_stand_for_a_size(tmp_path):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_init_leaves_nothing_behind(tmp_path, number, code):
     process = subprocess.Popen(
-        [sys.executable, "-m", "mixerloop", "init", "110m", "--out", tmp_path / "run"],
+        [*COMMAND, "init", "110m", "--out", tmp_path / "run"],
         stderr=subprocess.PIPE,
         preexec_fn=hear_interrupts,
     )

@@ -11,29 +11,16 @@ from pathlib import Path
 
 import pytest
 
+import needs
+from command_line import COMMAND, mixerloop, refused
 from mixerloop.data.sources import standard_library
 from mixerloop.data.tokenizer import train_tokenizer
 
-CORPUS = os.environ.get("MIXERLOOP_CORPUS")
 KILLS = 10
 
 
-def command(*arguments):
-    return [sys.executable, "-m", "mixerloop", "data", *map(str, arguments)]
-
-
 def data(*arguments, code=0):
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stderr
-    return done
-
-
-def refused(*arguments):
-    done = data(*arguments, code=2)
-    *progress, line = done.stderr.strip().splitlines()
-    assert set(progress) <= {"tokenising", "training a tokenizer"}
-    assert line.startswith("mixerloop: ")
-    return line
+    return mixerloop("data", *arguments, code=code)
 
 
 def is_finished(folder):
@@ -72,6 +59,7 @@ def test_the_standard_library_is_prepared_verified_and_shown(stdlib):
     assert len(source["content_sha256"]) == 64
 
 
+@pytest.mark.slow
 def test_killed_at_ten_random_moments_and_continued_the_bytes_are_the_same(
     stdlib, tokenizer, tmp_path
 ):
@@ -83,7 +71,7 @@ def test_killed_at_ten_random_moments_and_continued_the_bytes_are_the_same(
             assert contents(folder) == expected
             folder = tmp_path / f"again-{killed}"
         process = subprocess.Popen(
-            command("prepare", "stdlib", "--out", folder, "--tokenizer", tokenizer),
+            [*COMMAND, "data", "prepare", "stdlib", "--out", folder, "--tokenizer", tokenizer],
             stderr=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )
@@ -136,7 +124,7 @@ def test_bad_input_gets_one_line(tmp_path, tokenizer, stdlib):
         (["prepare", "climbmix", *out, "--tokenizer", "gone"], "gone: there is no such tokenizer"),
         (["prepare", "stdlib", *out, "--tokenizer", tokenizer, "--vocab-size", 300], "leave --voc"),
         (
-            ["prepare", "text", stdlib, *out, "--held-out-files", stdlib, "--held-out-share", 0.1],
+            ["prepare", "text", stdlib, *out, "--held-out", stdlib, "--held-out-share", 0.1],
             "not both",
         ),
         (["prepare", "climbmix", "--shards", "9-0", "--from", tmp_path, *out], "--shards '9-0'"),
@@ -145,22 +133,24 @@ def test_bad_input_gets_one_line(tmp_path, tokenizer, stdlib):
         (["verify", tmp_path], "prepare it with mixerloop data prepare"),
         (["show", tmp_path / "gone"], "prepare it with mixerloop data prepare"),
     ]:
-        assert message in refused(*arguments)
+        assert message in refused("data", *arguments)
         assert not (tmp_path / "out").exists()
     bad = ["prepare", "text", tmp_path / "bad.txt", *out, "--tokenizer", tokenizer]
-    assert "bad.txt: not UTF-8 at byte 0" in refused(*bad)
+    named = refused("data", *bad, after=["tokenising"])
+    assert "bad.txt: not UTF-8 at byte 0" in named
 
 
 @pytest.mark.data
-@pytest.mark.skipif(CORPUS is None, reason="MIXERLOOP_CORPUS does not name a folder of corpora")
+@needs.CORPUS.mark
 @pytest.mark.parametrize(
     ("name", "train", "held_out"), [("tinystories", 12_223, 976), ("fairytales", 1_810, 81)]
 )
 def test_real_corpora_go_through_unchanged(tmp_path, name, train, held_out):
-    files = [Path(CORPUS or "") / f"{name}_{part}.jsonl.xz" for part in ("train", "valid")]
+    folder = Path(os.environ[needs.CORPUS_VARIABLE])
+    files = [folder / f"{name}_{part}.jsonl.xz" for part in ("train", "valid")]
     prepared = json.loads(
         data(
-            *("prepare", "text", files[0], "--held-out-files", files[1]),
+            *("prepare", "text", files[0], "--held-out", files[1]),
             *("--out", tmp_path / "out", "--json"),
         ).stdout
     )

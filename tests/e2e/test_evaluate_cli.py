@@ -12,24 +12,17 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
-import torch
 
-from command_line import mixerloop
+import needs
+from command_line import mixerloop, refused
 from mixerloop import runs
 from mixerloop.data.hops import HopsSettings, write_hops
 from mixerloop.data.tokenizer import train_tokenizer
+from mixerloop.evaluation.core import evaluate
 from small_model import model_file, training_file
 
 BUNDLE = Path(__file__).parents[1] / "data" / "core_bundle"
 TRAIN = {"global_batch": 2}
-
-
-def refused(*arguments, cwd):
-    done = mixerloop(*arguments, cwd=cwd, code=2)
-    assert done.stdout == ""
-    (line,) = done.stderr.strip().splitlines()
-    assert line.startswith("mixerloop: ")
-    return line
 
 
 def lines_of(path):
@@ -130,11 +123,11 @@ def test_some_tasks_have_no_core_and_the_rest_can_be_asked_later(run):
     assert (run / "results/core/endings.jsonl").stat().st_mtime_ns == before
 
 
-def test_a_limit_is_marked_and_other_settings_are_not_mixed(run, refusal):
+def test_a_limit_is_marked_and_other_settings_are_not_mixed(run):
     limited = core(run, "--limit", "4")
     assert limited["tasks"]["colours"]["examples"] == 4
     assert "3 tasks were limited" in limited["not_comparable_because"][2]
-    line = refusal("evaluate", "core", "run", "--bundle", BUNDLE, cwd=run.parent)
+    line = refused("evaluate", "core", "run", "--bundle", BUNDLE, cwd=run.parent)
     assert "holds answers with limit 4, not None; give --replace to drop them or --out" in line
     assert core(run, "--replace")["tasks"]["colours"]["examples"] == 8
     before = (run / "results/core/endings.jsonl").stat().st_mtime_ns
@@ -143,26 +136,28 @@ def test_a_limit_is_marked_and_other_settings_are_not_mixed(run, refusal):
     bundle = Path(shutil.copytree(BUNDLE, run.parent / "bundle"))
     file = bundle / "eval_data/made/endings.jsonl"
     file.write_text(file.read_text().replace("snow", "milk"))
-    line = refusal("evaluate", "core", "run", "--bundle", "bundle", cwd=run.parent)
+    line = refused("evaluate", "core", "run", "--bundle", "bundle", cwd=run.parent)
     assert "holds answers with bundle" in line
 
 
+BLOCK_EXAMPLES = 2
 SLOWLY = """
 import sys, time
 from mixerloop.evaluation.core import evaluate
 from mixerloop.evaluation.looped_scorer import LoopedScorer
 from mixerloop.cli.main import main
 
-evaluate.BLOCK_EXAMPLES = 2
+evaluate.BLOCK_EXAMPLES = {block_examples}
 score = LoopedScorer.score
-LoopedScorer.score = lambda self, questions: (time.sleep({pause}), score(self, questions))[1]
+LoopedScorer.score = lambda self, questions: (time.sleep(0.3), score(self, questions))[1]
 sys.argv = ["mixerloop", "evaluate", "core", {run!r}, "--bundle", {bundle!r}]
 main()
 """
 
 
-def in_small_blocks(run, *, pause=0.0):
-    script = SLOWLY.format(run=run.name, bundle=str(BUNDLE), pause=pause)
+def started_slowly(run):
+    """The same evaluation in a process, with time to kill it between two blocks."""
+    script = SLOWLY.format(run=run.name, bundle=str(BUNDLE), block_examples=BLOCK_EXAMPLES)
     return subprocess.Popen(
         [sys.executable, "-c", script],
         cwd=run.parent,
@@ -171,10 +166,11 @@ def in_small_blocks(run, *, pause=0.0):
     )
 
 
-def test_a_killed_evaluation_goes_on_to_the_same_answers(run):
+def test_a_killed_evaluation_goes_on_to_the_same_answers(run, monkeypatch):
+    monkeypatch.setattr(evaluate, "BLOCK_EXAMPLES", BLOCK_EXAMPLES)
     undisturbed = Path(shutil.copytree(run, run.with_name("undisturbed")))
-    assert in_small_blocks(undisturbed).wait() == 0
-    process = in_small_blocks(run, pause=0.3)
+    core(undisturbed)
+    process = started_slowly(run)
     parts = run / "results/core/parts"
     while len(list(parts.glob("*.json"))) < 2:
         assert process.poll() is None
@@ -183,7 +179,7 @@ def test_a_killed_evaluation_goes_on_to_the_same_answers(run):
     process.wait()
     assert not (run / "results/core.json").exists()
     begun = {path: path.read_bytes() for path in parts.glob("*.json")}
-    assert in_small_blocks(run).wait() == 0
+    core(run)
     for label in ("colours", "pronouns", "endings"):
         found, expected = (
             (one / f"results/core/{label}.jsonl").read_bytes() for one in (run, undisturbed)
@@ -202,18 +198,18 @@ def test_a_killed_evaluation_goes_on_to_the_same_answers(run):
         (["--limit", "0"], "--limit must be at least 1, got 0"),
         (["--context", "0"], "--context must be at least 2, got 0"),
         (["--schedule", "full_loop"], "say where with --out"),
-        (["--device", "cuda"], "torch finds no CUDA device here"),
+        pytest.param(
+            ["--device", "cuda"], "torch finds no CUDA device here", marks=needs.NO_CUDA.mark
+        ),
         (["--plain", "--verify-sharing"], "with --plain nothing is shared"),
         (["--out", "run/checkpoints/step-4"], "lies in a checkpoint"),
         (["--out", "run/checkpoints/step-9/new"], "lies in a checkpoint"),
         (["--out", "data/manifest.json/x"], "is a file, and results go into a folder"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(run, refusal, arguments, named):
+def test_what_cannot_be_asked_is_refused(run, arguments, named):
     arguments = ["evaluate", "core", "run", "--bundle", BUNDLE, *arguments]
-    if "cuda" in arguments and torch.cuda.is_available():
-        pytest.skip("there is a CUDA device")
-    assert named in refusal(*arguments, cwd=run.parent)
+    assert named in refused(*arguments, cwd=run.parent)
     assert not (run / "results").exists()
 
 
@@ -242,14 +238,14 @@ def sentencepiece_model(**options):
     return model.getvalue()
 
 
-def test_a_run_without_a_fitting_tokenizer_is_refusal(tmp_path, refusal):
+def test_a_run_without_a_fitting_tokenizer_is_refused(tmp_path):
     (tmp_path / "small.toml").write_text(model_file(vocab_size=300, schedule="no_loop"))
     ask = ("--bundle", BUNDLE)
     mixerloop("init", "small.toml", "--out", "bare", cwd=tmp_path)
-    assert "has no tokenizer" in refusal("evaluate", "core", "bare", *ask, cwd=tmp_path)
+    assert "has no tokenizer" in refused("evaluate", "core", "bare", *ask, cwd=tmp_path)
     (tmp_path / "bare.model").write_bytes(sentencepiece_model(vocab_size=60, bos_id=-1))
     mixerloop("init", "small.toml", "--tokenizer", "bare.model", "--out", "no-start", cwd=tmp_path)
-    line = refusal("evaluate", "core", "no-start", *ask, cwd=tmp_path)
+    line = refused("evaluate", "core", "no-start", *ask, cwd=tmp_path)
     assert "its tokenizer has no start token" in line
     mixerloop("init", "small.toml", "--tokenizer", "bare.model", "--out", "other", cwd=tmp_path)
     checkpoint = tmp_path / "other/checkpoints/step-0"
@@ -257,7 +253,7 @@ def test_a_run_without_a_fitting_tokenizer_is_refusal(tmp_path, refusal):
         train_tokenizer(Path(__file__).read_text().splitlines(), vocab_size=500)
     )
     runs.seal(checkpoint)
-    line = refusal("evaluate", "core", "other", *ask, cwd=tmp_path)
+    line = refused("evaluate", "core", "other", *ask, cwd=tmp_path)
     assert "tokenizer.model: " in line
     assert "token ids do not fit the model's 300" in line
     assert not (tmp_path / "other/results").exists()
@@ -272,19 +268,19 @@ def test_a_run_without_a_fitting_tokenizer_is_refusal(tmp_path, refusal):
         ("core/colours.jsonl", "{}\n", "colours.jsonl: not as it was written (line 1"),
     ],
 )
-def test_damaged_answers_are_named(run, refusal, name, content, named):
+def test_damaged_answers_are_named(run, name, content, named):
     core(run)
     path = run / "results" / name
     path.write_text(content)
-    line = refusal("evaluate", "core", "run", "--bundle", BUNDLE, cwd=run.parent)
+    line = refused("evaluate", "core", "run", "--bundle", BUNDLE, cwd=run.parent)
     assert named in line
 
 
-def test_answers_that_were_cut_off_are_not_scored(run, refusal):
+def test_answers_that_were_cut_off_are_not_scored(run):
     core(run)
     path = run / "results/core/colours.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
-    line = refusal("evaluate", "core", "run", "--bundle", BUNDLE, cwd=run.parent)
+    line = refused("evaluate", "core", "run", "--bundle", BUNDLE, cwd=run.parent)
     assert "3 answers to 8 examples" in line
 
 
@@ -309,7 +305,7 @@ def test_nll_is_kept_with_every_document(run):
     assert shown.strip().splitlines()[-1] == "kept in run/results/nll.json"
 
 
-def test_data_that_does_not_belong_to_the_run_is_refusal(run, refusal):
+def test_data_that_does_not_belong_to_the_run_is_refused(run):
     other = run.parent
     (other / "more.txt").write_text("other words " * 50)
     (other / "held.txt").write_text("held out words " * 50)
@@ -319,7 +315,7 @@ def test_data_that_does_not_belong_to_the_run_is_refusal(run, refusal):
             "prepare",
             "text",
             "more.txt",
-            "--held-out-files",
+            "--held-out",
             "held.txt",
             "--vocab-size",
             270,
@@ -327,12 +323,12 @@ def test_data_that_does_not_belong_to_the_run_is_refusal(run, refusal):
         *("--out", "other", "--workers", 1),
         cwd=other,
     )
-    line = refusal("evaluate", "nll", "run", "--data", "other", cwd=other)
+    line = refused("evaluate", "nll", "run", "--data", "other", cwd=other)
     assert "was made with another tokenizer than the run's" in line
-    assert "this schedule makes 1 to 2" in refusal(
+    assert "this schedule makes 1 to 2" in refused(
         "evaluate", "nll", "run", "--passes", 3, cwd=other
     )
-    assert "not a folder of hops" in refusal("evaluate", "hops", "run", cwd=other)
+    assert "not a folder of hops" in refused("evaluate", "hops", "run", cwd=other)
 
 
 def test_compare_pairs_runs_by_example_and_groups_them_by_seed(place):
@@ -360,13 +356,13 @@ def test_compare_pairs_runs_by_example_and_groups_them_by_seed(place):
     assert "verdict" in seeds
 
 
-def test_results_of_another_model_are_not_compared(place, tmp_path, refusal):
+def test_results_of_another_model_are_not_compared(place, tmp_path):
     for name in ("mixer-1", "full-1"):
         run = Path(shutil.copytree(place / name, tmp_path / name))
         shutil.rmtree(run / "results", ignore_errors=True)
     shutil.copytree(place / "data", tmp_path / "data")
     compare = ("evaluate", "compare", "mixer-1", "full-1")
-    assert "nothing to compare yet" in refusal(*compare, cwd=tmp_path)
+    assert "nothing to compare yet" in refused(*compare, cwd=tmp_path)
     mixerloop("evaluate", "nll", "mixer-1", cwd=tmp_path)
     mixerloop("evaluate", "nll", "full-1", cwd=tmp_path)
     mixerloop("evaluate", "nll", "mixer-1", "--schedule", "no_loop", "--out", "one", cwd=tmp_path)
@@ -375,12 +371,12 @@ def test_results_of_another_model_are_not_compared(place, tmp_path, refusal):
     )
     assert [arm["name"] for arm in two["arms"]] == ["2x(A2 F)", "2x(A F)"]
     assert two["warnings"] == ["CORE is left out: it was not measured of mixer-1"]
-    line = refusal("evaluate", "compare", "full-1", "full-1", cwd=tmp_path)
+    line = refused("evaluate", "compare", "full-1", "full-1", cwd=tmp_path)
     assert "full-1 and full-1 are the same model" in line
     shutil.copytree(
         tmp_path / "mixer-1/checkpoints/step-0", tmp_path / "mixer-1/checkpoints/step-9"
     )
-    assert "its results are not of mixer-1/checkpoints/step-9" in refusal(*compare, cwd=tmp_path)
+    assert "its results are not of mixer-1/checkpoints/step-9" in refused(*compare, cwd=tmp_path)
     shutil.rmtree(tmp_path / "mixer-1/checkpoints/step-9")
     documents = tmp_path / "mixer-1/results/nll.jsonl"
     whole = documents.read_text()
@@ -390,7 +386,7 @@ def test_results_of_another_model_are_not_compared(place, tmp_path, refusal):
         ("".join(whole.splitlines(keepends=True)[1:]), "its documents are others"),
     ):
         documents.write_text(damaged)
-        assert named in refusal(*compare, cwd=tmp_path)
+        assert named in refused(*compare, cwd=tmp_path)
 
 
 def test_hops_are_kept_too(tmp_path):

@@ -9,7 +9,8 @@ import sys
 import pytest
 import sentencepiece
 
-from command_line import mixerloop
+import needs
+from command_line import mixerloop, refused
 from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
 from small_model import model_file
 
@@ -73,18 +74,28 @@ def place(tmp_path_factory):
     (place / "words.model").write_bytes(model)
     (place / "small.toml").write_text(model_file(vocab_size=300, schedule="mixer_loop(2)"))
     mixerloop("init", "small.toml", "--tokenizer", "words.model", "--out", "run", cwd=place)
+    mixerloop("init", "small.toml", "--out", "wordless", cwd=place)
+    mixerloop("export", "wordless", "--to", "hf", "--out", "wordless-hf", cwd=place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def exported(place):
+    """The same place, where the run with a tokenizer is exported too."""
+    needs.package("transformers").or_skip()
     mixerloop("export", "run", "--to", "hf", "--out", "hf", cwd=place)
     return place
 
 
-def test_there_and_back_is_the_same_run(place):
-    mixerloop("import", "hf", "--out", "back", cwd=place)
-    first, second = (place / name / "checkpoints" / "step-0" for name in ("run", "back"))
+def test_there_and_back_is_the_same_run(exported):
+    mixerloop("import", "hf", "--out", "back", cwd=exported)
+    first, second = (exported / name / "checkpoints" / "step-0" for name in ("run", "back"))
     for name in ("model.safetensors", "tokenizer.model"):
         assert (first / name).read_bytes() == (second / name).read_bytes()
 
 
-def test_an_exported_folder_goes_wherever_a_run_does(place):
+def test_an_exported_folder_goes_wherever_a_run_does(exported):
+    place = exported
     options = ("--prompt", "the cat", "--max-tokens", 5, "--seed", 1, "--json")
     found = [
         json.loads(mixerloop("generate", name, *options, cwd=place).stdout)["tokens"]
@@ -123,17 +134,18 @@ TRICKY = (
 
 
 @pytest.mark.parametrize("text", TRICKY)
-def test_the_tokenizer_of_transformers_gives_our_ids(place, text):
-    transformers = pytest.importorskip("transformers", reason="make peers installs transformers")
-    theirs = transformers.AutoTokenizer.from_pretrained(place / "hf")
-    ours = Tokenizer(place / "hf" / "tokenizer.model")
+def test_the_tokenizer_of_transformers_gives_our_ids(exported, text):
+    transformers = needs.module("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(exported / "hf")
+    ours = Tokenizer(exported / "hf" / "tokenizer.model")
     assert theirs.encode(text) == ours.encode(text)
     assert theirs.decode(theirs.encode(text), skip_special_tokens=True) == ours.decode(
         ours.encode(text)
     )
 
 
-def test_a_tokenizer_that_transformers_would_read_otherwise_is_refused(place, refusal):
+@needs.package("transformers").mark
+def test_a_tokenizer_that_transformers_would_read_otherwise_is_refused(place):
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts()),
@@ -145,7 +157,7 @@ def test_a_tokenizer_that_transformers_would_read_otherwise_is_refused(place, re
     )
     (place / "unigram.model").write_bytes(model.getvalue())
     mixerloop("init", "small.toml", "--tokenizer", "unigram.model", "--out", "other", cwd=place)
-    named = refusal("export", "other", "--out", "x", cwd=place)
+    named = refused("export", "other", "--out", "x", cwd=place)
     assert "the tokenizer cannot be exported" in named
     assert not (place / "x").exists()
 
@@ -154,13 +166,16 @@ def test_a_tokenizer_that_transformers_would_read_otherwise_is_refused(place, re
     ("arguments", "named"),
     [
         (["export", "nowhere", "--out", "x"], "nowhere"),
-        (["export", "run", "--out", "hf"], "hf already exists"),
+        (["export", "run", "--out", "wordless"], "wordless already exists"),
         (["import", "run", "--out", "x"], "run: no config.json"),
-        (["import", "hf", "--schedule", "mixr_loop", "--out", "x"], "did you mean mixer_loop?"),
+        (
+            ["import", "wordless-hf", "--schedule", "mixr_loop", "--out", "x"],
+            "did you mean mixer_loop?",
+        ),
     ],
 )
-def test_what_cannot_be_converted_is_refused(place, refusal, arguments, named):
-    assert named in refusal(*arguments, cwd=place)
+def test_what_cannot_be_converted_is_refused(place, arguments, named):
+    assert named in refused(*arguments, cwd=place)
     assert not (place / "x").exists()
 
 
@@ -193,8 +208,9 @@ def lm_eval(place, out, *arguments):
 
 
 @pytest.mark.slow
-def test_lm_eval_gives_one_score_both_ways(place):
-    pytest.importorskip("lm_eval", reason="lm-eval is an extra: make peers installs it")
+@needs.package("lm_eval").mark
+def test_lm_eval_gives_one_score_both_ways(exported):
+    place = exported
     (place / "tasks").mkdir()
     rows = [
         {

@@ -1,14 +1,12 @@
 """The report in a real browser: it draws, it answers, and it asks the network for nothing."""
 
-import shutil
-
 import pytest
 
+import needs
 from command_line import mixerloop
 from small_model import training_file
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+pytestmark = needs.CHROMIUM.mark
 
 STUDY = """
 title = "In a browser </script>"
@@ -43,10 +41,8 @@ def page_file(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM)
+    with needs.module("playwright.sync_api").sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=needs.CHROMIUM_PROGRAM)
         yield browser
         browser.close()
 

@@ -1,17 +1,15 @@
 """`mixerloop study` as a user runs it: planned, killed, started again, reported."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from command_line import mixerloop
+from command_line import COMMAND, environment, mixerloop, refused
 from small_model import training_file
 
 STEPS = 30
@@ -38,7 +36,7 @@ batches = [1]
 length = 32
 repeats = 2
 """
-STUDY_COMMAND = (sys.executable, "-m", "mixerloop", "study", "study.toml")
+STUDY_COMMAND = (*COMMAND, "study", "study.toml")
 PHASES = ("data", "training", "nll", "hops", "transport", "prefill")
 PATIENCE = 60
 CELL = "hops/mixer_loop(2)-seed1"
@@ -91,6 +89,7 @@ def test_from_a_file_to_a_report(place, done):
     assert [cell["state"] for cell in status[0]["cells"]] == ["done"] * 3
 
 
+@pytest.mark.slow
 def test_the_same_seeds_give_the_same_numbers(place, done):
     mixerloop("study", "study.toml", "--out", "again", cwd=place)
     assert numbers(place / "again") == numbers(place / "whole")
@@ -115,7 +114,7 @@ def killed_in(phase: str, place: Path, out: str) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env={"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "HOME": str(place)},
+        env=environment(place),
     )
     assert process.stderr is not None
     if phase == "data":
@@ -142,7 +141,7 @@ def test_interrupted_it_says_how_to_go_on(place):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env={"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "HOME": str(place)},
+        env=environment(place),
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     wait_for(place / "interrupted" / CELL / "checkpoints" / "step-2")
@@ -152,6 +151,14 @@ def test_interrupted_it_says_how_to_go_on(place):
     assert "stopped; the same command goes on from here" in said
 
 
+def study_refused(*arguments, cwd) -> str:
+    """The one line a study is refused with, before its plan is shown or after."""
+    ended = mixerloop("study", *arguments, cwd=cwd, code=2)
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("mixerloop: ")
+    return line
+
+
 def wait_for(path: Path) -> None:
     began = time.monotonic()
     while not path.exists():
@@ -159,6 +166,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_killed_in_every_phase_it_ends_in_the_same_numbers(place, done):
     for phase in PHASES:
         killed_in(phase, place, "killed")
@@ -194,6 +202,7 @@ def test_the_plan_comes_first_and_a_dry_run_writes_nothing(place):
     assert not (place / "dry").exists()
 
 
+@pytest.mark.slow
 def test_cells_can_be_picked_and_are_run_by_one_process_only(place):
     mixerloop("study", "study.toml", "--out", "picked", "--cells", "3,1", cwd=place)
     status = json.loads(mixerloop("study", "status", "picked", "--json", cwd=place).stdout)
@@ -206,7 +215,7 @@ def test_cells_can_be_picked_and_are_run_by_one_process_only(place):
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env={"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "HOME": str(place)},
+            env=environment(place),
         )
         for _ in range(2)
     ]
@@ -300,22 +309,22 @@ def test_a_cell_that_was_not_measured_is_named_and_left_out(place, seeds):
         (["report", "nowhere", "--out", "x.pdf"], "x.pdf: a page ends in .html"),
     ],
 )
-def test_what_cannot_be_done_is_refused(place, refusal, arguments, named):
-    assert named in refusal(*arguments, cwd=place)
+def test_what_cannot_be_done_is_refused(place, arguments, named):
+    assert named in refused(*arguments, cwd=place)
 
 
-def test_missing_data_is_refused_before_anything_is_trained(place, refusal):
+def test_missing_data_is_refused_before_anything_is_trained(place):
     yours = STUDY.replace('prepare = ["hops"]', 'prepare = ["text", "{corpus}"]')
     yours = yours.replace('["nll", "hops", "transport"]', '["nll", "transport"]')
     (place / "yours.toml").write_text(yours)
-    named = refusal("study", "yours.toml", "--out", "yours", cwd=place)
+    named = study_refused("yours.toml", "--out", "yours", cwd=place)
     assert "yours.toml, line 8: this data needs files of yours: --corpus FILE" in named
-    named = refusal("study", "yours.toml", "--out", "yours", "--corpus", "no.txt", cwd=place)
+    named = study_refused("yours.toml", "--out", "yours", "--corpus", "no.txt", cwd=place)
     assert "no.txt" in named
     assert not (place / "yours" / "hops").exists()
 
 
-def test_a_study_that_changed_does_not_mix_with_what_was_trained(place, done, refusal):
+def test_a_study_that_changed_does_not_mix_with_what_was_trained(place, done):
     for old, new, named in (
         ("[prefill]", "[parts.train]\nsteps = 9\n[prefill]", "was trained with train.steps 30"),
         ("windows = 4", "windows = 5", "was made with transport"),
@@ -324,10 +333,10 @@ def test_a_study_that_changed_does_not_mix_with_what_was_trained(place, done, re
     ):
         assert STUDY.count(old) == 1
         (place / "changed.toml").write_text(STUDY.replace(old, new))
-        assert named in refusal("study", "changed.toml", "--out", "whole", cwd=place)
+        assert named in study_refused("changed.toml", "--out", "whole", cwd=place)
 
 
-def test_other_files_than_the_data_was_made_of_are_refused(place, refusal):
+def test_other_files_than_the_data_was_made_of_are_refused(place):
     for name in ("one", "two"):
         lines = [json.dumps({"text": f"{name} tale of {n} words. " * 20}) for n in range(40)]
         (place / f"{name}.jsonl").write_text("\n".join(lines))
@@ -339,18 +348,19 @@ def test_other_files_than_the_data_was_made_of_are_refused(place, refusal):
         "[parts.transport]\nwindows = 4\npositions = 4\n", "[parts.data]\ncontext = 16\n"
     )
     (place / "text.toml").write_text(text)
-    first = ("study", "text.toml", "--out", "text", "--cells", "1", "--corpus")
-    mixerloop(*first, "one.jsonl", cwd=place)
-    assert "was made of other files (" in refusal(*first, "two.jsonl", cwd=place)
-    mixerloop(*first[:-1], cwd=place)
+    first = ("text.toml", "--out", "text", "--cells", "1")
+    mixerloop("study", *first, "--corpus", "one.jsonl", cwd=place)
+    named = study_refused(*first, "--corpus", "two.jsonl", cwd=place)
+    assert "was made of other files (" in named
+    mixerloop("study", *first, cwd=place)
 
 
-def test_a_plan_of_another_kind_is_named(place, refusal):
+def test_a_plan_of_another_kind_is_named(place):
     (place / "foreign").mkdir()
     for text in ("[]", "{}", '{"parts": 3}', '{"title": ""'):
         (place / "foreign" / "plan.json").write_text(text)
         for verb in (["study", "status"], ["report"], ["study", "study.toml", "--out"]):
-            assert "foreign/plan.json: " in refusal(*verb, "foreign", cwd=place)
+            assert "foreign/plan.json: " in refused(*verb, "foreign", cwd=place)
 
 
 def test_without_prefill_there_is_a_report_all_the_same(place, done):

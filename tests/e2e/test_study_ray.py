@@ -5,16 +5,14 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from command_line import mixerloop
+import needs
+from command_line import COMMAND, environment, mixerloop
 from small_model import training_file
-
-pytest.importorskip("ray", reason="Ray is an extra: make peers installs it")
 
 STUDY = """
 title = "On Ray"
@@ -27,7 +25,6 @@ seeds = [1]
 measure = ["nll"]
 cpus = 1
 """
-COMMAND = (sys.executable, "-m", "mixerloop", "study", "study.toml")
 PATIENCE = 120
 STEPS = 1500
 NAMES = ("no_loop-seed1", "mixer_loop(2)-seed1")
@@ -49,19 +46,21 @@ def worker_in_training(study: Path) -> int | None:
     return None
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks for Ray's workers in /proc")
+@pytest.mark.slow
+@needs.package("ray").mark
+@needs.PROC.mark
 def test_a_killed_workers_cell_is_run_elsewhere_to_the_same_numbers(tmp_path):
     train = {"steps": STEPS, "checkpoint_every": 50}
     (tmp_path / "small.toml").write_text(training_file(train=train, num_layers=1))
     (tmp_path / "study.toml").write_text(STUDY)
     mixerloop("study", "study.toml", "--out", "here", cwd=tmp_path)
     process = subprocess.Popen(
-        [*COMMAND, "--out", "there", "--engine", "ray"],
+        [*COMMAND, "study", "study.toml", "--out", "there", "--engine", "ray"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        env=environment(tmp_path),
     )
     try:
         began = time.monotonic()

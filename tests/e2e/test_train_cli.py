@@ -10,23 +10,14 @@ from pathlib import Path
 
 import pytest
 
+import needs
+from command_line import COMMAND, environment, mixerloop, refused
 from mixerloop.data.hops import HopsSettings, write_hops
 from small_model import training_file
 
 ROOT = Path(__file__).parents[2]
 TRAIN = {"steps": 20, "warmup_steps": 2, "checkpoint_every": 5}
 CONFIG = training_file("data", train=TRAIN, num_layers=1, schedule="mixer_loop(2)")
-
-
-def command(*arguments):
-    return [sys.executable, "-m", "mixerloop", *map(str, arguments)]
-
-
-def run(*arguments, cwd):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command(*arguments), cwd=cwd, capture_output=True, text=True, env=environment
-    )
 
 
 @pytest.fixture
@@ -36,39 +27,29 @@ def place(tmp_path):
     return tmp_path
 
 
-def assert_refused(done, *parts):
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.startswith("mixerloop: ")
-    for part in parts:
-        assert part in done.stderr
-
-
 def test_train_look_and_generate(place):
-    done = run("train", "small.toml", cwd=place)
-    assert done.returncode == 0, done.stderr
+    done = mixerloop("train", "small.toml", cwd=place)
     last = done.stdout.splitlines()
     assert last[0].startswith("runs/small: 20 steps, 3,120 tokens, loss ")
     assert last[1] == "next: mixerloop generate runs/small --prompt-tokens 1 2 3"
     assert "step 1/20  loss 2." in done.stderr
     assert "of GEMM" in done.stderr
 
-    listed = run("runs", cwd=place)
+    listed = mixerloop("runs", cwd=place)
     assert "runs/small" in listed.stdout
     assert "finished" in listed.stdout
-    (one,) = json.loads(run("runs", "--json", cwd=place).stdout)
+    (one,) = json.loads(mixerloop("runs", "--json", cwd=place).stdout)
     assert (one["state"], one["step"], one["schedule"]) == ("finished", 20, "A2 F")
 
     folder = "runs/small/checkpoints/step-20"
-    assert_refused(run("train", "--resume", folder, cwd=place), "name the run it belongs to")
-    again = run("train", "--resume", "runs/small", cwd=place)
+    assert "name the run it belongs to" in refused("train", "--resume", folder, cwd=place)
+    again = mixerloop("train", "--resume", "runs/small", cwd=place)
     assert again.stdout == "runs/small: was finished already, at step 20\n"
-    said = run("generate", "runs/small", "--prompt-tokens", 1, 2, "--max-tokens", 3, cwd=place)
-    assert said.returncode == 0, said.stderr
+    mixerloop("generate", "runs/small", "--prompt-tokens", 1, 2, "--max-tokens", 3, cwd=place)
 
 
 def test_json_is_all_that_is_printed(place):
-    done = run("train", "small.toml", "--json", "--out", "x", "--train.steps", 3, cwd=place)
+    done = mixerloop("train", "small.toml", "--json", "--out", "x", "--train.steps", 3, cwd=place)
     assert done.stderr == ""
     result = json.loads(done.stdout)
     assert (result["run"], result["step"], result["finished"]) == ("x", 3, True)
@@ -78,8 +59,7 @@ def test_json_is_all_that_is_printed(place):
 def test_keys_can_be_given_as_options(place):
     options = ("--train.steps", 4, "--train.checkpoint_every", 2, "--train.seed", 7)
     more = ("--model.schedule", "full_loop(3)", "--train.recompute", "true", "--json")
-    done = run("train", "small.toml", "--out", "x", *options, *more, cwd=place)
-    assert done.returncode == 0, done.stderr
+    mixerloop("train", "small.toml", "--out", "x", *options, *more, cwd=place)
     resolved = (place / "x/config.toml").read_text()
     for line in ("steps = 4", "checkpoint_every = 2", "seed = 7", "recompute = true"):
         assert line in resolved
@@ -89,29 +69,57 @@ def test_keys_can_be_given_as_options(place):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_run_is_saved_and_says_how_to_go_on(place, number):
     started = subprocess.Popen(
-        command("train", "small.toml", "--out", "x", "--train.steps", 100_000),
-        cwd=place, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [*COMMAND, "train", "small.toml", "--out", "x", "--train.steps", "100000"],
+        cwd=place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment(place),
+    )
     metrics = place / "x/metrics.jsonl"
     deadline = time.monotonic() + 120
     while not (metrics.exists() and metrics.read_text().count("\n") > 3):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    again = run("train", "--resume", "x", cwd=place)
-    assert_refused(again, f"x: process {started.pid} on ", "is writing to this run")
+    again = refused("train", "--resume", "x", cwd=place)
+    assert f"x: process {started.pid} on " in again
+    assert "is writing to this run" in again
     started.send_signal(number)
     output, _ = started.communicate(timeout=60)
     assert started.returncode == 128 + number
     name = signal.Signals(number).name
     assert f"x: stopped by {name} at step " in output
     assert output.endswith("go on: mixerloop train --resume x\n")
-    (one,) = json.loads(run("runs", ".", "--json", cwd=place).stdout)
+    (one,) = json.loads(mixerloop("runs", ".", "--json", cwd=place).stdout)
     assert one["state"] == "stopped"
     assert one["step"] == one["checkpoint_step"]
-    went_on = run("train", "--resume", "x", "--until", one["step"] + 2, cwd=place)
-    assert went_on.returncode == 0, went_on.stderr
+    went_on = mixerloop("train", "--resume", "x", "--until", one["step"] + 2, cwd=place)
     assert f"x: stopped at step {one['step'] + 2:,}, which is saved" in went_on.stdout
+
+
+def test_killed_once_it_resumes_to_the_same_bits(place):
+    longer = ("--train.steps", "200", "--train.checkpoint_every", "20")
+    mixerloop("train", "small.toml", "--out", "whole", *longer, cwd=place)
+    process = subprocess.Popen(
+        [*COMMAND, "train", "small.toml", "--out", "killed", *longer],
+        cwd=place,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment(place),
+    )
+    while not (place / "killed/checkpoints/step-20").exists():
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert not (place / "killed/checkpoints/step-200").exists()
+    mixerloop("train", "--resume", "killed", cwd=place)
+    for name in (
+        "metrics.jsonl",
+        "checkpoints/step-200/model.safetensors",
+        "checkpoints/step-200/optimizer/optimizer.safetensors",
+    ):
+        assert (place / "killed" / name).read_bytes() == (place / "whole" / name).read_bytes()
 
 
 @pytest.mark.slow
@@ -137,7 +145,11 @@ def test_killed_at_random_moments_it_ends_in_the_same_bits():
         (["train", "small.toml", "--data.context", 9], ["39 tokens, not 9"]),
         (["train", "small.toml", "--train.steps", -1], ["train.steps must be above 0"]),
         (["train", "small.toml", "--model.schedule", "2x(A F)"], ["2 layers; the model has 1"]),
-        (["train", "small.toml", "--train.device", "cuda"], ["no CUDA device here"]),
+        pytest.param(
+            ["train", "small.toml", "--train.device", "cuda"],
+            ["no CUDA device here"],
+            marks=needs.NO_CUDA.mark,
+        ),
         (["train", "small.toml", "--out", "small.toml/x"], ["small.toml/x: cannot be made"]),
         (["train", "small.toml", "--train.steps", 10**400], ["train.steps must be at most 1e+30"]),
         (["train", "small.toml", "--train.tokens", 10**29], ["steps, more than"]),
@@ -148,14 +160,14 @@ def test_killed_at_random_moments_it_ends_in_the_same_bits():
 )
 def test_bad_input_is_one_line_and_leaves_nothing(place, arguments, parts):
     before = sorted(path.name for path in place.iterdir())
-    assert_refused(run(*arguments, cwd=place), *parts)
+    line = refused(*arguments, cwd=place)
+    assert all(part in line for part in parts), line
     assert sorted(path.name for path in place.iterdir()) == before
 
 
 def test_training_goes_on_when_nobody_listens(place):
-    whole = " ".join(command("train", "small.toml", "--out", "x"))
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run(f"{whole} 2>&1 >/dev/null | true", shell=True, cwd=place, env=environment)
+    whole = " ".join([*COMMAND, "train", "small.toml", "--out", "x"])
+    subprocess.run(f"{whole} 2>&1 >/dev/null | true", shell=True, cwd=place, env=environment(place))
     deadline = time.monotonic() + 60
     while not (place / "x/checkpoints/step-20").exists():
         assert time.monotonic() < deadline
@@ -163,8 +175,7 @@ def test_training_goes_on_when_nobody_listens(place):
 
 
 def test_an_option_that_does_not_exist_is_refused_with_the_near_one(place):
-    done = run("train", "small.toml", "--train.checkpoint_evry", 3, cwd=place)
-    assert done.returncode == 2
+    done = mixerloop("train", "small.toml", "--train.checkpoint_evry", 3, cwd=place, code=2)
     assert "--train.checkpoint-every" in done.stderr.replace("_", "-")
     assert not (place / "runs").exists()
 
@@ -175,4 +186,5 @@ def test_a_folder_that_cannot_be_written_is_named(place):
     else:
         (place / "closed").mkdir(mode=0o500)
         target = "closed/run"
-    assert_refused(run("train", "small.toml", "--out", target, cwd=place), f"{target}: cannot be")
+    line = refused("train", "small.toml", "--out", target, cwd=place)
+    assert f"{target}: cannot be" in line

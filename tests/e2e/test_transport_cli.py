@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from command_line import mixerloop
+from command_line import mixerloop, refused
 from mixerloop.data.hops import HopsSettings, write_hops
 from small_model import training_file
 
@@ -107,5 +107,5 @@ def test_fresh_weights_need_no_run_and_no_data(tmp_path):
         (["--random", "nano", "--control"], "--random is itself the control"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(place, refusal, arguments, named):
-    assert named in refusal("transport", *arguments, cwd=place)
+def test_what_cannot_be_measured_is_refused(place, arguments, named):
+    assert named in refused("transport", *arguments, cwd=place)

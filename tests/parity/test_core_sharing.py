@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import needs
 from mixerloop.config import ModelConfig
 from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
 from mixerloop.evaluation.core.bundle import VARIABLE, Bundle
@@ -21,9 +22,8 @@ LEAST_SAVED = 3.0  # on the multiple-choice tasks that are not cropped, taken to
 
 @pytest.mark.data
 @pytest.mark.slow
+@needs.BUNDLE.mark
 def test_sharing_changes_no_decision_and_saves_most_tokens(tmp_path):
-    if VARIABLE not in os.environ:
-        pytest.skip(f"${VARIABLE} names no bundle")
     bundle = Bundle(Path(os.environ[VARIABLE]))
     tasks = [asked(bundle, task, limit=EXAMPLES) for task in bundle.tasks]
     texts = (

@@ -10,11 +10,10 @@ import sys
 import pytest
 import torch
 
+import needs
 from mixerloop.ops import fla
 from mixerloop.ops.gated_delta_rule import choose_implementation, gated_delta_rule
 
-INSTALLED = fla.is_installed()
-needs_fla = pytest.mark.skipif(not INSTALLED, reason="flash-linear-attention is not installed")
 UNDER_INTERPRETER = """
 import itertools, sys, torch
 sys.path.insert(0, sys.argv[1])
@@ -38,7 +37,8 @@ print("agree")
 
 
 @pytest.mark.slow
-@needs_fla
+@needs.package("fla").mark
+@needs.package("triton").mark
 def test_the_recurrent_kernel_computes_the_rule(request):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", UNDER_INTERPRETER, request.path.parent],
@@ -49,7 +49,8 @@ def test_the_recurrent_kernel_computes_the_rule(request):
     assert done.stdout.strip() == "agree", done.stderr
 
 
-@needs_fla
+@needs.package("fla").mark
+@needs.package("triton").mark
 def test_it_is_refused_on_a_cpu(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     one = torch.zeros(1, 1, 1, 2)

@@ -6,10 +6,10 @@ Errors are relative to the largest value of a tensor, and never below one, as fo
 import pytest
 import torch
 
-from mixerloop.ops import native_library
+import needs
 from mixerloop.ops.gated_delta_mixing import MixingWeights, Projected, gated_delta_mixing
 
-pytestmark = pytest.mark.skipif(native_library.library() is None, reason="no compiled kernel")
+pytestmark = needs.KERNEL.mark
 
 # Tokens in bfloat16 are rounded where they are stored, by 2^-9 of the value, and nowhere else. The
 # gradient of the last ones is a sum, with what comes back from the history: rounded three times.

@@ -6,7 +6,6 @@ gradients are sums of terms of order one, and what cancels leaves rounding of th
 
 import inspect
 import itertools
-import warnings
 from functools import lru_cache
 
 import pytest
@@ -15,26 +14,28 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixerloop.ops import chunked, native_library
+import needs
+from mixerloop.ops import chunked
 from mixerloop.ops.gated_delta_rule import choose_implementation, gated_delta_rule
 
-NO_KERNEL = native_library.library() is None
-FAST_IMPLEMENTATIONS = [
-    "chunked",
-    pytest.param("native", marks=pytest.mark.skipif(NO_KERNEL, reason="no compiled kernel")),
-]
+FAST_IMPLEMENTATIONS = ["chunked", pytest.param("native", marks=needs.KERNEL.mark)]
 IMPLEMENTATIONS = ["recurrent", *FAST_IMPLEMENTATIONS]
-LENGTHS = [1, 63, 64, 65, 1000]
+LONG = 1000  # two seconds of the definition, and so slow but for the smallest heads
+LENGTHS = [1, 63, 64, 65, LONG]
 HEAD_SIZES = [(16, 16), (64, 64), (72, 72), (128, 128), (16, 40)]
+DECAYS = ["none", "brutal", "brutal then mild"]
 CASES = [
     *({"seq": n, "sizes": s} for n, s in itertools.product(LENGTHS, HEAD_SIZES)),
-    *(
-        {"seq": n, "decay": d}
-        for n, d in itertools.product((65, 1000), ("none", "brutal", "brutal then mild"))
-    ),
+    *({"seq": n, "decay": d} for n, d in itertools.product((65, LONG), DECAYS)),
     *({"seq": 200, "strength": s} for s in ("zero", "one")),
     {"seq": 200, "strength": "one", "decay": "none"},
     {"seq": 200, "initial_state": False},
+]
+CASES_BY_TIER = [
+    pytest.param(case, marks=pytest.mark.slow)
+    if case["seq"] == LONG and case.get("sizes") != (16, 40)
+    else case
+    for case in CASES
 ]
 NAMES = ["query", "key", "value", "log_decay", "write_strength", "initial_state"]
 
@@ -118,7 +119,7 @@ def assert_close(got, wanted, tolerance):
 
 @pytest.mark.parametrize("implementation", FAST_IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c.values())))
+@pytest.mark.parametrize("case", CASES_BY_TIER, ids=lambda c: "-".join(map(str, c.values())))
 def test_outputs_state_and_gradients_match_the_definition(case, dtype, implementation):
     inputs, wanted = oracle(tuple(case.items()), dtype)
     got = run({name: tensor.to(dtype) for name, tensor in inputs.items()}, implementation)
@@ -234,12 +235,7 @@ def test_an_unknown_implementation_is_refused():
 
 
 def transformers_fallback():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        module = pytest.importorskip(
-            "transformers.models.qwen3_next.modeling_qwen3_next",
-            reason="transformers not installed",
-        )
+    module = needs.module("transformers.models.qwen3_next.modeling_qwen3_next")
     rule = inspect.unwrap(module.torch_chunk_gated_delta_rule)  # not the kernel it may hide
 
     def run_peer(i):
@@ -252,12 +248,7 @@ def transformers_fallback():
 
 
 def fla_naive(name):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        module = pytest.importorskip(
-            "fla.ops.gated_delta_rule.naive", reason="fla-core not installed"
-        )
-    rule = getattr(module, name)
+    rule = getattr(needs.module("fla.ops.gated_delta_rule.naive"), name)
 
     def run_peer(i):
         return rule(

@@ -4,12 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import needs
 from mixerloop.interop.folders import read_exported
 
-REASON = "flash-linear-attention is an extra: make peers installs it"
-pytest.importorskip("triton", reason=REASON)
-gated_deltanet = pytest.importorskip("fla.models.gated_deltanet", reason=REASON)
-naive = pytest.importorskip("fla.ops.gated_delta_rule.naive", reason=REASON)
+gated_deltanet = needs.module("fla.models.gated_deltanet")
+naive = needs.module("fla.ops.gated_delta_rule.naive")
 
 AGREE = 1e-5
 

@@ -1,20 +1,17 @@
 """The compiled kernel on every instruction set, on random cases, and under sanitizers."""
 
-import platform
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
+import needs
 from mixerloop.ops import native_library
 from mixerloop.ops.gated_delta_rule import choose_implementation, gated_delta_rule
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src" / "mixerloop" / "ops" / "native"
-COMPILED = native_library.library() is not None
-needs_kernel = pytest.mark.skipif(not COMPILED, reason="installed without a C++ compiler")
 # bfloat16: what is stored is rounded, by 2^-9 of the value, and the gradients' own input is such.
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 2.0**-7}
 
@@ -76,7 +73,7 @@ def largest_error(inputs, dtype):
     )
 
 
-@needs_kernel
+@needs.KERNEL.mark
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_random_cases_match_the_definition(instruction_set, dtype):
     """`python benchmarks/fuzz_native.py` runs ten thousand."""
@@ -87,7 +84,7 @@ def test_random_cases_match_the_definition(instruction_set, dtype):
         assert error < TOLERANCE[dtype], f"case {number}: {error:.2e}"
 
 
-@needs_kernel
+@needs.KERNEL.mark
 def test_the_number_of_threads_changes_no_bit():
     inputs = random_case(torch.Generator().manual_seed(3))
     inputs = {name: torch.cat([tensor] * 4).float() for name, tensor in inputs.items()}
@@ -102,7 +99,7 @@ def test_the_number_of_threads_changes_no_bit():
             assert torch.equal(mine, their)
 
 
-@needs_kernel
+@needs.KERNEL.mark
 def test_torch_knows_the_operator():
     inputs = random_case(torch.Generator().manual_seed(1))
     leaves = [tensor.requires_grad_() for tensor in inputs.values()]
@@ -112,14 +109,14 @@ def test_torch_knows_the_operator():
     )
 
 
-@needs_kernel
+@needs.KERNEL.mark
 def test_an_instruction_set_this_machine_lacks_is_refused(monkeypatch):
     monkeypatch.setenv(native_library.SET_VARIABLE, "avx1024")
     with pytest.raises(ValueError, match="this machine has no 'avx1024'; it has portable"):
         native_library.instruction_set()
 
 
-@needs_kernel
+@needs.KERNEL.mark
 def test_a_library_of_another_source_is_refused(monkeypatch):
     loaded = native_library.library()
     assert loaded is not None
@@ -128,7 +125,7 @@ def test_a_library_of_another_source_is_refused(monkeypatch):
     assert not native_library._is_of_this_source(loaded)
 
 
-@needs_kernel
+@needs.KERNEL.mark
 def test_the_kernel_reads_nothing_but_plain_memory():
     x = torch.ones(3, 16, device="meta")
     with pytest.raises(ValueError, match="x is a Tensor on meta"):
@@ -142,14 +139,14 @@ def test_without_the_kernel_auto_is_chunked_and_native_is_refused(monkeypatch):
         choose_implementation("native")
 
 
-@needs_kernel
+@needs.KERNEL.mark
 def test_auto_is_native():
     assert choose_implementation("auto") == "native"
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of x86")
+@needs.GCC.mark
+@needs.X86.mark
 def test_the_kernels_are_clean_under_sanitizers(tmp_path):
     compile_ = ["g++", "-std=c++17", "-O1", "-g", "-fsanitize=address,undefined", "-Wno-psabi"]
     compile_ += ["-fno-sanitize-recover=all", f"-I{SOURCES}"]

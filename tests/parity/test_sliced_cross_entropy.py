@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mixerloop.ops import native_library
+import needs
 from mixerloop.ops import sliced_cross_entropy as module
 from mixerloop.ops.sliced_cross_entropy import NOT_SCORED, sliced_cross_entropy, token_losses
 
@@ -12,7 +12,7 @@ IMPLEMENTATIONS = [
     "chunked",
     pytest.param(
         "native",
-        marks=pytest.mark.skipif(native_library.library() is None, reason="no compiled kernel"),
+        marks=needs.KERNEL.mark,
     ),
 ]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}  # relative to the largest value
@@ -119,7 +119,7 @@ def test_a_label_outside_the_vocabulary_is_refused(label):
         sliced_cross_entropy(x=torch.zeros(4, 3), weight=torch.zeros(5, 3), labels=labels)
 
 
-@pytest.mark.skipif(native_library.library() is None, reason="no compiled kernel")
+@needs.KERNEL.mark
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_rows_on_every_instruction_set(instruction_set, dtype):
     logits = (torch.randn(21, 77, dtype=torch.float64) * 5).to(dtype)
@@ -155,7 +155,7 @@ def test_without_gradients_none_are_computed(monkeypatch, implementation):
     assert not loss.requires_grad
 
 
-@pytest.mark.skipif(native_library.library() is None, reason="no compiled kernel")
+@needs.KERNEL.mark
 def test_torch_knows_the_operator():
     torch.library.opcheck(
         torch.ops.mixerloop.cross_entropy_.default,

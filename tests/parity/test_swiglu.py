@@ -1,11 +1,11 @@
 import pytest
 import torch
 
+import needs
 from mixerloop.config import Implementation
-from mixerloop.ops import native_library
 from mixerloop.ops.swiglu import swiglu
 
-pytestmark = pytest.mark.skipif(native_library.library() is None, reason="no compiled kernel")
+pytestmark = needs.KERNEL.mark
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 2.0**-8}
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+import needs
 from mixerloop import paper
 from mixerloop.evaluation.core import bundle as bundles
 from mixerloop.evaluation.core.bundle import CORRECTED, VARIABLE, Bundle, find_bundle
 from mixerloop.evaluation.core.metric import all_centered, core, guess
 
 HERE = Path(__file__).parents[1] / "data" / "core_bundle"
-REAL = os.environ.get(VARIABLE)
 
 
 @pytest.fixture
@@ -204,9 +204,8 @@ def test_without_a_network_the_fix_is_named(elsewhere):
 
 @pytest.fixture(scope="module")
 def real():
-    if REAL is None:
-        pytest.skip(f"${VARIABLE} names no bundle")
-    return Bundle(Path(REAL))
+    needs.BUNDLE.or_skip()
+    return Bundle(Path(os.environ[VARIABLE]))
 
 
 @pytest.mark.data

@@ -49,6 +49,7 @@ def not_resolved(draw, *, same_seeds=False, simulations=SIMULATIONS):
     return count / simulations
 
 
+@pytest.mark.slow
 def test_two_halves_of_one_models_examples_are_not_resolved_at_the_nominal_rate():
     def halves(generator):
         whole = synthetic(generator, 1, examples=2 * EXAMPLES)
@@ -61,6 +62,7 @@ def test_two_halves_of_one_models_examples_are_not_resolved_at_the_nominal_rate(
     assert low <= not_resolved(halves) <= high
 
 
+@pytest.mark.slow
 def test_two_seeds_of_one_architecture_are_not_resolved_at_the_nominal_rate():
     low, high = NOMINAL
     assert low <= not_resolved(lambda generator: synthetic(generator, 2)) <= high

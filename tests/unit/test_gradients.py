@@ -1,6 +1,5 @@
 """What a step computes does not depend on how the work is cut."""
 
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import needs
 from mixerloop.data.batches import Batch
 from mixerloop.model.initialization import fresh_model
 from mixerloop.schedule import LOOPS
@@ -127,7 +127,7 @@ def test_weights_that_never_run_are_left_alone(tiny, batch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
+@needs.COMPILER.mark
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of its own workings
 def test_compiled_layers_give_the_same_gradient(tiny):
     config = replace(tiny, num_layers=1, schedule="mixer_loop(2)")

@@ -1,11 +1,10 @@
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 
+from command_line import mixerloop, refused
 from mixerloop.config import ModelConfig
 from mixerloop.data.hops import Hops, HopsSettings, write_hops
 from mixerloop.evaluation.hops_accuracy import guesses, hops_accuracy
@@ -96,19 +95,10 @@ def test_the_command_prints_json_and_refuses_other_data(tmp_path):
         "[model]\nnum_layers = 1\nd_model = 16\nnum_heads = 2\nd_head = 8\nd_ffn = 16\n"
         "vocab_size = 12\n"
     )
-    mixerloop = [sys.executable, "-m", "mixerloop"]
-    subprocess.run(
-        [*mixerloop, "init", str(tmp_path / "c.toml"), "--out", str(run)],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    mixerloop("init", tmp_path / "c.toml", "--out", run)
     write_hops(data, HopsSettings())
-    evaluate = [*mixerloop, "evaluate", "hops", str(run), "--sequences", "50"]
-    done = subprocess.run(
-        [*evaluate, "--data", str(data), "--json"], capture_output=True, text=True
-    )
-    result = json.loads(done.stdout)
+    evaluate = ("evaluate", "hops", run, "--sequences", 50)
+    result = json.loads(mixerloop(*evaluate, "--data", data, "--json").stdout)
     assert [one["hops"] for one in result["accuracy_by_hop"]] == [1, 2, 3, 4]
     assert result["schedule"] == "A4 F"
-    refused = subprocess.run(evaluate, capture_output=True, text=True)
-    assert refused.returncode == 2
-    assert "this run was not trained; name the data with --data" in refused.stderr
+    assert "this run was not trained; name the data with --data" in refused(*evaluate)

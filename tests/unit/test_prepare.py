@@ -1,5 +1,7 @@
 import json
 import random
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mixerloop import runs
+from mixerloop.data import prepare as preparing
 from mixerloop.data.batches import TokenWindows
 from mixerloop.data.prepare import (
     WORD_MARK,
@@ -21,6 +24,7 @@ from mixerloop.data.shards import TokenSplit, read_manifest, token_dtype, verify
 from mixerloop.data.sources import Source, SourceFile, text_files
 from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
 
+SMALL_PIECE = 2**14
 WORDS = ["a", "tale", "of", "the", "old", "king", "who", "went", "far", "over", "hill", "and"]
 
 
@@ -34,6 +38,12 @@ def tokenizer_path(tmp_path_factory):
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.model"
     path.write_bytes(train_tokenizer((story(n) for n in range(200)), vocab_size=400))
     return path
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Shards are cut as they are from larger text, after 16 thousand characters."""
+    monkeypatch.setattr(preparing, "SMALLEST_PIECE", SMALL_PIECE)
 
 
 def write_jsonl(path, texts):
@@ -108,8 +118,8 @@ def test_held_out_files_lose_what_training_has_too(tmp_path, tokenizer_path):
     verify(tmp_path / "out")
 
 
-def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path, tokenizer_path):
-    files = [write_jsonl(tmp_path / f"{n}.jsonl", [story(n, 150_000)] * 2) for n in range(4)]
+def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path, tokenizer_path, small_pieces):
+    files = [write_jsonl(tmp_path / f"{n}.jsonl", [story(n, 2_500)] * 2) for n in range(4)]
     contents = []
     for workers in (1, 3):
         folder = tmp_path / f"out-{workers}"
@@ -177,8 +187,8 @@ def test_empty_files_are_no_trouble(tmp_path, tokenizer_path):
     assert manifest.skipped["empty"] == 1
 
 
-def test_a_broken_file_is_named_and_can_be_mended(tmp_path, tokenizer_path):
-    good = write_jsonl(tmp_path / "a.jsonl", [story(1, 400_000)])
+def test_a_broken_file_is_named_and_can_be_mended(tmp_path, tokenizer_path, small_pieces):
+    good = write_jsonl(tmp_path / "a.jsonl", [story(1, 6_000)])
     bad = tmp_path / "b.jsonl"
     bad.write_text('{"text": "was there before"}\n{"text": 33}\n')
     source = text_files([good, bad], [])
@@ -188,7 +198,7 @@ def test_a_broken_file_is_named_and_can_be_mended(tmp_path, tokenizer_path):
     bad.write_text('{"text": "now it is good, and longer than it was before"}\n')
     run(source, tmp_path / "out", tokenizer_path, held_out_share=0.0)
     assert texts_of(tmp_path / "out", "train") == [
-        story(1, 400_000),
+        story(1, 6_000),
         "now it is good, and longer than it was before",
     ]
     assert sorted(p.suffix for p in (tmp_path / "out").iterdir()) == [
@@ -196,37 +206,39 @@ def test_a_broken_file_is_named_and_can_be_mended(tmp_path, tokenizer_path):
     ]
 
 
-def test_a_file_that_changed_since_it_was_read_is_read_again(tmp_path, tokenizer_path):
-    first = write_jsonl(tmp_path / "a.jsonl", ["AAAA" * 300_000])
+def test_a_file_that_changed_since_it_was_read_is_read_again(
+    tmp_path, tokenizer_path, small_pieces
+):
+    first = write_jsonl(tmp_path / "a.jsonl", ["AAAA" * 5_000])
     bad = tmp_path / "b.jsonl"
     bad.write_text("{")
     source = text_files([first, bad], [])
     with pytest.raises(ValueError, match="not JSON"):
         run(source, tmp_path / "out", tokenizer_path, held_out_share=0.0)
-    write_jsonl(first, ["BBBB" * 300_000])
+    write_jsonl(first, ["BBBB" * 5_000])
     bad.write_text('{"text": "b"}')
     manifest = run(source, tmp_path / "out", tokenizer_path, held_out_share=0.0)
-    assert texts_of(tmp_path / "out", "train") == ["BBBB" * 300_000, "b"]
+    assert texts_of(tmp_path / "out", "train") == ["BBBB" * 5_000, "b"]
     assert manifest.source["files"][0]["sha256"] == runs.sha256(first)
 
 
 def test_training_files_changed_while_holding_out_are_kept_whole_and_kept_apart(
-    tmp_path, tokenizer_path
+    tmp_path, tokenizer_path, small_pieces
 ):
     train = write_jsonl(tmp_path / "train.jsonl", [story(n) for n in range(20)])
-    held_out = write_jsonl(tmp_path / "valid-1.jsonl", [story(n, 30_000) for n in range(100, 110)])
+    held_out = write_jsonl(tmp_path / "valid-1.jsonl", [story(n, 500) for n in range(100, 110)])
     bad = tmp_path / "valid-2.jsonl"
     bad.write_text("{")
     source = text_files([train], [held_out, bad])
     with pytest.raises(ValueError, match="not JSON"):
         run(source, tmp_path / "out", tokenizer_path)
     assert (tmp_path / "out" / "excluded.docs").exists()
-    moved = [story(n) for n in range(20)] + [story(105, 30_000)]
+    moved = [story(n) for n in range(20)] + [story(105, 500)]
     write_jsonl(train, moved)
     write_jsonl(bad, [story(200)])
     manifest = run(source, tmp_path / "out", tokenizer_path)
     assert texts_of(tmp_path / "out", "train") == moved
-    kept = [story(n, 30_000) for n in range(100, 110) if n != 105]
+    kept = [story(n, 500) for n in range(100, 110) if n != 105]
     assert texts_of(tmp_path / "out", "held_out") == [*kept, story(200)]
     assert manifest.skipped["held_out_also_in_training"] == 1
     verify(tmp_path / "out")
@@ -236,7 +248,7 @@ class Killed(BaseException):
     """Not an error anything would catch and tidy up after."""
 
 
-@pytest.mark.parametrize("given_tokenizer", [True, False])
+@pytest.mark.parametrize("given_tokenizer", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_killed_before_any_write_it_goes_on_to_the_same_bytes(
     tmp_path, tokenizer_path, monkeypatch, given_tokenizer
 ):
@@ -308,11 +320,18 @@ def test_settings_that_cannot_be_meant_are_refused(settings, message):
 # --- what was written ----------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def prepared_once(tmp_path_factory, tokenizer_path):
+    place = tmp_path_factory.mktemp("prepared")
+    files = [write_jsonl(place / f"{n}.jsonl", [story(n, 120_000), story(n)]) for n in range(3)]
+    run(text_files(files, []), place / "out", tokenizer_path, held_out_share=0.4)
+    return place / "out"
+
+
 @pytest.fixture
-def prepared(tmp_path, tokenizer_path):
-    files = [write_jsonl(tmp_path / f"{n}.jsonl", [story(n, 120_000), story(n)]) for n in range(3)]
-    run(text_files(files, []), tmp_path / "out", tokenizer_path, held_out_share=0.4)
-    return tmp_path / "out"
+def prepared(prepared_once, tmp_path):
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(prepared_once, tmp_path / "out"))
 
 
 def flip(path):

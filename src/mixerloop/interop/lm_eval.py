@@ -11,12 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lm_eval.api.instance import Instance
-from lm_eval.api.model import TemplateLM
-from lm_eval.api.registry import register_model
-from lm_eval.defaults import DEFAULT_MAX_LENGTH
-from lm_eval.models.utils import normalize_gen_kwargs
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from mixerloop import runs
 from mixerloop.config import ComputeDtype, check_fits
@@ -28,6 +22,17 @@ from mixerloop.model.device import find_device
 from mixerloop.model.generation import Sampling, generate
 from mixerloop.notation import resolve
 from mixerloop.strict import one_of
+
+try:
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+    from lm_eval.defaults import DEFAULT_MAX_LENGTH
+    from lm_eval.models.utils import normalize_gen_kwargs
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+except ModuleNotFoundError:
+    missing = "mixerloop.interop.lm_eval needs lm-eval: pip install 'mixerloop[lm-eval]'"
+    raise (SystemExit if __name__ == "__main__" else ImportError)(missing) from None
 
 DEFAULT_NEW_TOKENS = 256
 ASKED_AT_ONCE = 256

@@ -8,7 +8,7 @@ from typing import Any
 
 from mixerloop import config as configs
 from mixerloop import runs
-from mixerloop.config import RunConfig
+from mixerloop.config import RunConfig, TrainConfig
 from mixerloop.data.batches import Batches, fingerprint
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import fresh_model
@@ -53,10 +53,7 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
         global_batch=train.global_batch,
         num_ranks=ranks.num_ranks,
     )
-    if train.wandb is not None and importlib.util.find_spec("wandb") is None:
-        raise ValueError(
-            "train.wandb is set and wandb is not installed: pip install 'mixerloop[wandb]'"
-        )
+    _check_wandb(train)
     model = fresh_model(
         config.model, seed=train.seed, rule=train.init, implementation=train.implementation
     )
@@ -108,10 +105,18 @@ def resumed_config(run: Path, *, config_file: Path | None, overrides: configs.Ta
             train = dataclasses.replace(train, **{key: getattr(before, key)})
     new = dataclasses.replace(new, train=train)
     check_same_run(old, new, where=str(run))
+    _check_wandb(train)
     data, _ = new.for_training()
     if fingerprint(Path(data.path)) != trained_on:
         raise ValueError(f"{data.path}: not the data this run was trained on, though it lies there")
     return new
+
+
+def _check_wandb(train: TrainConfig) -> None:
+    if train.wandb is not None and importlib.util.find_spec("wandb") is None:
+        raise ValueError(
+            "train.wandb is set and wandb is not installed: pip install 'mixerloop[wandb]'"
+        )
 
 
 def note_session(run: Path, config: RunConfig, *, ranks: Ranks, step: int) -> None:

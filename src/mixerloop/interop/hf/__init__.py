@@ -4,7 +4,11 @@ import mixerloop.interop.hf
 model = AutoModelForCausalLM.from_pretrained(FOLDER)
 """
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+try:
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+except ModuleNotFoundError:
+    missing = "mixerloop.interop.hf needs transformers: pip install 'mixerloop[hf]'"
+    raise ImportError(missing) from None
 
 from mixerloop.interop.hf.configuration import FFNLoopConfig, FullLoopConfig, MixerLoopConfig
 from mixerloop.interop.hf.modeling import (

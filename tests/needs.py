@@ -1,0 +1,94 @@
+"""What a test may need and a machine may lack: the only reasons for which this suite skips.
+
+`@needs.KERNEL.mark` skips a test, `needs.package("ray").or_skip()` the rest of a test, a fixture or
+a file. tests/skip_reasons.py fails a run in which a test is skipped for anything else.
+"""
+
+import importlib
+import os
+import platform
+import shutil
+import sys
+import warnings
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+
+from mixerloop.evaluation.core.bundle import VARIABLE as BUNDLE_VARIABLE
+from mixerloop.ops import native_library
+from skip_reasons import Need
+
+CORPUS_VARIABLE = "MIXERLOOP_CORPUS"
+CHROMIUM_PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser")
+EXTRAS = {  # the extra of pyproject.toml that installs a package
+    "transformers": "hf",
+    "accelerate": "hf",
+    "lm_eval": "lm-eval",
+    "fla": "fla",
+    "fla.models": "peers",
+    "triton": "fla",
+    "ray": "ray",
+    "wandb": "wandb",
+    "playwright": "dev",
+}
+
+
+def is_installed(name: str) -> bool:
+    """Whether a package is here, or a part of one, without importing it."""
+    package, _, part = name.partition(".")
+    found = find_spec(package)
+    if found is None or not part:
+        return found is not None
+    return PathFinder.find_spec(name, found.submodule_search_locations) is not None
+
+
+PACKAGES = {
+    name: Need(
+        f"needs {name}: pip install 'mixerloop[{extra}]'", lambda name=name: is_installed(name)
+    )
+    for name, extra in EXTRAS.items()
+}
+INSTRUCTION_SETS = {
+    name: Need(f"needs {name}", lambda name=name: name in _sets_here())
+    for name in native_library.INSTRUCTION_SETS
+}
+KERNEL = Need("no compiled kernel", lambda: native_library.library() is not None)
+COMPILER = Need("needs a C++ compiler", lambda: shutil.which("c++") is not None)
+GCC = Need("needs g++", lambda: shutil.which("g++") is not None)
+X86 = Need("needs an x86-64 processor", lambda: platform.machine() == "x86_64")
+PROC = Need("needs Linux's /proc", lambda: sys.platform == "linux")
+CUDA = Need("needs a CUDA device", torch.cuda.is_available)
+NO_CUDA = Need("needs a machine without a CUDA device", lambda: not torch.cuda.is_available())
+CHROMIUM = Need("needs Chromium", lambda: CHROMIUM_PROGRAM is not None)
+BUNDLE = Need(f"needs the CORE bundle in ${BUNDLE_VARIABLE}", lambda: BUNDLE_VARIABLE in os.environ)
+CORPUS = Need(f"needs the corpora in ${CORPUS_VARIABLE}", lambda: CORPUS_VARIABLE in os.environ)
+ALL = (
+    *PACKAGES.values(),
+    *INSTRUCTION_SETS.values(),
+    *(KERNEL, COMPILER, GCC, X86, PROC, CUDA, NO_CUDA, CHROMIUM, BUNDLE, CORPUS),
+)
+
+
+def package(name: str) -> Need:
+    """An optional package, or a part of one."""
+    return PACKAGES[name]
+
+
+def module(name: str) -> ModuleType:
+    """A module of an optional package, imported whatever it warns of; without it, skip."""
+    for package_name, need in PACKAGES.items():
+        if f"{name}.".startswith(f"{package_name}."):
+            need.or_skip()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module(name)
+
+
+def _sets_here() -> tuple[str, ...]:
+    """The instruction sets with which the compiled kernels run on this machine."""
+    loaded = native_library.library()
+    if loaded is None:
+        return ()
+    return native_library.INSTRUCTION_SETS[: loaded.mixerloop_best_set() + 1]

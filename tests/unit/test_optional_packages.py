@@ -1,0 +1,153 @@
+"""Without its optional packages mixerloop works, and says which extra a feature is missing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from command_line import environment, mixerloop, refused
+from mixerloop.data.hops import HopsSettings, write_hops
+from mixerloop.data.tokenizer import train_tokenizer
+from small_model import model_file, training_file
+
+ROOT = Path(__file__).parents[2]
+OPTIONAL = (
+    *("transformers", "accelerate", "lm_eval", "ray", "wandb", "fla", "triton"),
+    *("onnxruntime", "playwright"),
+)
+BLOCK = f"import sys\nsys.modules.update(dict.fromkeys({OPTIONAL!r}))\n"  # as if not installed
+ABOUT_OTHERS = {  # modules that are nothing without the package they are for
+    "mixerloop.interop.hf": "mixerloop.interop.hf needs transformers: pip install 'mixerloop[hf]'",
+    "mixerloop.interop.lm_eval": (
+        "mixerloop.interop.lm_eval needs lm-eval: pip install 'mixerloop[lm-eval]'"
+    ),
+}
+IMPORT_ALL = """
+import importlib, json
+errors = {}
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        errors[name] = str(error)
+print(json.dumps(errors))
+"""
+
+
+def in_a_fresh_process(script, *arguments, cwd, code=0):
+    ended = subprocess.run(
+        [sys.executable, "-c", BLOCK + script, *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env=environment(cwd),
+    )
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    return ended
+
+
+@pytest.fixture
+def without_any(monkeypatch):
+    for name in OPTIONAL:
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+def modules():
+    source = ROOT / "src"
+    files = sorted((source / "mixerloop").rglob("*.py"))
+    names = [".".join(file.relative_to(source).with_suffix("").parts) for file in files]
+    return [name.removesuffix(".__init__") for name in names]
+
+
+def test_every_module_imports_without_them_or_names_the_extra(tmp_path):
+    ended = in_a_fresh_process(IMPORT_ALL, *modules(), cwd=tmp_path)
+    errors = json.loads(ended.stdout)
+    assert len(modules()) > 100
+    assert {name.removesuffix(".configuration").removesuffix(".modeling") for name in errors} == {
+        *ABOUT_OTHERS
+    }
+    for name, error in errors.items():
+        (expected,) = (text for module, text in ABOUT_OTHERS.items() if name.startswith(module))
+        assert error == expected
+
+
+@pytest.mark.slow
+def test_the_whole_suite_is_collected_without_them():
+    script = (
+        "import pytest\nsys.exit(pytest.main(['-q', '--collect-only', '-p', 'no:cacheprovider']))"
+    )
+    ended = in_a_fresh_process(script, cwd=ROOT)
+    files = {line.partition("::")[0] for line in ended.stdout.splitlines() if "::" in line}
+    expected = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
+    assert expected - files == {
+        "tests/parity/test_interop_fla.py",
+        "tests/parity/test_interop_hf.py",
+    }
+
+
+def test_exporting_a_tokenizer_names_the_extra(tmp_path, without_any):
+    texts = (f"the {word} sat on the mat" for word in ("cat", "dog", "hat"))
+    (tmp_path / "words.model").write_bytes(train_tokenizer(texts, vocab_size=280))
+    (tmp_path / "small.toml").write_text(model_file(vocab_size=300))
+    mixerloop("init", "small.toml", "--tokenizer", "words.model", "--out", "run", cwd=tmp_path)
+    line = refused("export", "run", "--to", "hf", "--out", "hf", cwd=tmp_path)
+    assert line.endswith("needs transformers: pip install 'mixerloop[hf]'")
+    assert not (tmp_path / "hf").exists()
+
+
+def test_a_model_without_a_tokenizer_goes_there_and_back_without_them(tmp_path, without_any):
+    (tmp_path / "small.toml").write_text(model_file())
+    mixerloop("init", "small.toml", "--out", "run", cwd=tmp_path)
+    mixerloop("export", "run", "--to", "hf", "--out", "hf", cwd=tmp_path)
+    mixerloop("import", "hf", "--out", "back", cwd=tmp_path)
+    first, second = (
+        (tmp_path / run / "checkpoints/step-0/model.safetensors").read_bytes()
+        for run in ("run", "back")
+    )
+    assert first == second
+
+
+def test_lm_eval_names_the_extra(tmp_path):
+    script = "import runpy\nrunpy.run_module('mixerloop.interop.lm_eval', run_name='__main__')"
+    ended = in_a_fresh_process(script, cwd=tmp_path, code=1)
+    assert ended.stderr == ABOUT_OTHERS["mixerloop.interop.lm_eval"] + "\n"
+
+
+@pytest.fixture
+def place(tmp_path):
+    write_hops(tmp_path / "data", HopsSettings())
+    (tmp_path / "small.toml").write_text(training_file("data", schedule="no_loop"))
+    return tmp_path
+
+
+def test_a_study_on_ray_names_the_extra(place, without_any):
+    (place / "study.toml").write_text(
+        'title = "On Ray"\n[[parts]]\nname = "hops"\nconfig = "small.toml"\nprepare = ["hops"]\n'
+        'arms = ["no_loop"]\nseeds = [1]\nmeasure = ["nll"]\n'
+    )
+    ended = mixerloop("study", "study.toml", "--engine", "ray", cwd=place, code=2)
+    assert ended.stderr == "mixerloop: --engine ray needs Ray: pip install 'mixerloop[ray]'\n"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_weights_and_biases_names_the_extra(place, without_any, begun):
+    command = ["train", "small.toml", "--out", "run"]
+    if begun:
+        mixerloop(*command, "--until", 2, cwd=place)
+        command = ["train", "--resume", "run"]
+    line = refused(*command, "--train.wandb", "tests", cwd=place)
+    assert line.endswith("wandb is not installed: pip install 'mixerloop[wandb]'")
+    assert (place / "run").exists() == begun
+
+
+def test_the_implementation_of_fla_names_the_extra(place, without_any):
+    line = refused("train", "small.toml", "--train.implementation", "fla", cwd=place)
+    assert line.endswith("flash-linear-attention is not installed: pip install 'mixerloop[fla]'")
+
+
+def test_the_doctor_says_what_each_missing_package_is_for(tmp_path, without_any):
+    shown = mixerloop("doctor", cwd=tmp_path).stdout
+    for name in ("fla", "transformers", "wandb", "ray"):
+        assert f"{name}: not installed; needed for " in shown
