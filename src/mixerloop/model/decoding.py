@@ -5,6 +5,7 @@ back, go on from the one you kept; to fork, go on from one state twice, or `fork
 No gradients flow through decoding; to train through states, give them to `LoopedLM.walk`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ class DecodeState:
     mixer_states: MixerStates
     batch: int
     num_tokens: int
-    """Tokens seen so far."""
+    """Tokens seen so far; the most, where sequences of different lengths stand side by side."""
 
     def fork(self, num: int) -> "DecodeState":
         """Each sequence `num` times, copies side by side."""
@@ -63,6 +64,29 @@ def start(model: LoopedLM, *, batch: int = 1, schedule: Schedule | None = None) 
         if occurrence.sublayer == "mixer"
     }
     return DecodeState(schedule, states, batch, num_tokens=0)
+
+
+def side_by_side(states: Sequence[DecodeState]) -> DecodeState:
+    """All sequences of several states of one schedule, in their order."""
+    first = states[0]
+    if any(state.schedule != first.schedule for state in states):
+        raise ValueError("states of different schedules cannot go on together")
+    joined = {
+        occurrence: _rebuild(
+            state,
+            [
+                torch.cat(parts)
+                for parts in zip(*(one.mixer_states[occurrence] for one in states), strict=True)
+            ],
+        )
+        for occurrence, state in first.mixer_states.items()
+    }
+    return DecodeState(
+        first.schedule,
+        joined,
+        batch=sum(state.batch for state in states),
+        num_tokens=max(state.num_tokens for state in states),
+    )
 
 
 @torch.no_grad()
