@@ -1,12 +1,18 @@
 """A looped model as a scorer: what the candidates of a question share is run once.
 
-A model with constant-size states can be stopped after the tokens that all candidates begin with and
-go on from there with each. Questions whose shared part has nearly the same length run together: the
+A model with constant-size states can be stopped after the tokens that candidates begin with and go
+on from there with each. Questions whose shared part has nearly the same length run together: the
 shortest of those parts is the batch's trunk, and what is left of the others goes with their
-branches. Padding stands behind the branches only, where no token that is scored can see it.
+branches. Branches of many trunks run together. Padding stands behind sequences and branches only,
+where no token that is scored can see it.
+
+Batches are independent and run on all cores. What runs together depends on the questions alone, so
+scores are the same bit for bit whatever the number of threads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,15 +26,24 @@ from mixerloop.evaluation.scorer import (
     common_prefix,
     padded,
 )
-from mixerloop.model.decoding import feed, start
+from mixerloop.model.decoding import DecodeState, feed, side_by_side, start
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.ops.precision import compute_in
 from mixerloop.ops.sliced_cross_entropy import token_losses
+from mixerloop.ops.workers import map_on_cores
 from mixerloop.schedule import Schedule
 
-BATCH_TOKENS = 8192
-STATE_BYTES = 512 * 2**20
-"""Of a batch's states, of which a trunk's, its branches' and their next ones exist at a time."""
+T = TypeVar("T")
+Result = TypeVar("Result")
+BATCH_TOKENS = 2048
+"""On a CPU, where the activations of more tokens do not stay in a core's cache."""
+ACCELERATOR_BATCH_TOKENS = 8192
+PADDING = 0.03
+"""Of a batch; more padding costs more than another batch."""
+STATE_BYTES = 64 * 2**20
+"""Of the states a batch begins with; those it ends with take as much."""
+TRUNK_STATE_BYTES = 256 * 2**20
+"""Of the states of all trunks whose branches have not run yet."""
 WORTH_SHARING = 16
 """Tokens; to save fewer is not worth a copy of the states."""
 UNEVEN_TRUNKS = 0.005
@@ -51,87 +66,129 @@ class LoopedScorer:
         self._model = model
         self._compute_dtype: ComputeDtype = compute_dtype
         self._schedule = model.schedule if schedule is None else schedule
+        self._mixing, self._afterwards = _cut(model, self._schedule)
         self._share_prefixes = share_prefixes
         self._device = model.embedding.weight.device
-        one_state = start(model, schedule=self._schedule).nbytes()
-        self._most_states = max(1, STATE_BYTES // max(1, one_state))
+        on_cpu = self._device.type == "cpu"
+        self._most_tokens = BATCH_TOKENS if on_cpu else ACCELERATOR_BATCH_TOKENS
+        one_state = max(1, start(model, schedule=self._schedule).nbytes())
+        self._most_states = max(1, STATE_BYTES // one_state)
+        self._most_trunks = max(1, TRUNK_STATE_BYTES // one_state)
 
-    @torch.inference_mode()
     def score(self, questions: Sequence[Sequence[Candidate]]) -> list[list[TokenScores]]:
         """Score every candidate."""
         sequences = [_sequences(candidates) for candidates in questions]
         alone: list[_Sequence] = []
-        sharing: list[tuple[int, list[_Sequence]]] = []
+        sharing: list[_Family] = []
         for of_question in sequences:
             scored = [one for one in of_question.values() if one.labels]
-            shared = _shared_tokens(scored) if self._share_prefixes else 0
-            if shared * (len(scored) - 1) >= WORTH_SHARING:
-                sharing.append((shared, scored))
-            else:
+            for family in _families(scored) if self._share_prefixes else ():
+                if family.is_worth_sharing:
+                    sharing.append(family)
+                else:
+                    alone += family.sequences
+            if not self._share_prefixes:
                 alone += scored
-        with compute_in(self._compute_dtype, self._device.type):
-            self._score_alone(alone)
-            self._score_sharing(sharing)
+        self._score_alone(alone)
+        sharing.sort(key=lambda family: -family.shared)
+        for at in range(0, len(sharing), self._most_trunks):
+            self._score_sharing(sharing[at : at + self._most_trunks])
         return [
             [of_question[_key(one)].scores(one) for one in candidates]
             for of_question, candidates in zip(sequences, questions, strict=True)
         ]
 
     def _score_alone(self, sequences: "list[_Sequence]") -> None:
-        lengths = [len(one.inputs) for one in sequences]
-        for batch in batches_by_length(
-            lengths, most_tokens=BATCH_TOKENS, most_rows=self._most_states
-        ):
-            chosen = [sequences[index] for index in batch]
-            tokens = self._tokens([one.inputs for one in chosen])
-            residual, _ = self._model.walk(self._model.embed(tokens), self._schedule)
-            self._read_out(residual, chosen, skipped=0)
+        batches = self._batches(sequences, [len(one.inputs) for one in sequences])
+        for tokens in self._on_cores(self._run_whole, batches):
+            self.tokens_processed += tokens
 
-    def _score_sharing(self, questions: "list[tuple[int, list[_Sequence]]]") -> None:
-        for batch in batches_by_length(
-            [shared for shared, _ in questions],
-            most_tokens=BATCH_TOKENS,
+    def _score_sharing(self, families: "list[_Family]") -> None:
+        batches = self._batches(
+            families, [family.shared for family in families], most_padding=UNEVEN_TRUNKS
+        )
+        trunks = list(self._on_cores(self._run_trunk, batches))
+        self.tokens_processed += sum(trunk.batch * trunk.num_tokens for trunk in trunks)
+        branches: list[_Branch] = []
+        row = 0
+        for batch, trunk in zip(batches, trunks, strict=True):
+            for family in batch:
+                branches += [_Branch(row, trunk.num_tokens, one) for one in family.sequences]
+                row += 1
+        together = side_by_side(trunks)
+        del trunks
+        lengths = [len(one.sequence.inputs) - one.skipped for one in branches]
+        parts = self._batches(branches, lengths)
+        for tokens in self._on_cores(partial(self._run_branches, together), parts):
+            self.tokens_processed += tokens
+
+    def _batches(
+        self, things: Sequence[T], lengths: Sequence[int], *, most_padding: float = PADDING
+    ) -> list[list[T]]:
+        numbers = batches_by_length(
+            lengths,
+            most_tokens=self._most_tokens,
             most_rows=self._most_states,
-            most_padding=UNEVEN_TRUNKS,
-        ):
-            trunk = min(questions[index][0] for index in batch)
-            chosen = [questions[index][1] for index in batch]
-            state = start(self._model, batch=len(batch), schedule=self._schedule)
-            tokens = self._tokens([sequences[0].inputs[:trunk] for sequences in chosen])
-            _, state = feed(self._model, tokens, state)
-            branches = [(row, one) for row, ones in enumerate(chosen) for one in ones]
-            lengths = [len(one.inputs) - trunk for _, one in branches]
-            for part in batches_by_length(
-                lengths, most_tokens=BATCH_TOKENS, most_rows=self._most_states
-            ):
-                rows = torch.tensor([branches[index][0] for index in part])
-                ones = [branches[index][1] for index in part]
-                tokens = self._tokens([one.inputs[trunk:] for one in ones])
-                residual, _ = feed(self._model, tokens, state.select(rows))
-                self._read_out(residual, ones, skipped=trunk)
+            most_padding=most_padding,
+        )
+        return [[things[number] for number in batch] for batch in numbers]
+
+    def _on_cores(self, function: Callable[[T], Result], batches: list[T]) -> Iterator[Result]:
+        def run(batch: T) -> Result:
+            with torch.inference_mode(), compute_in(self._compute_dtype, self._device.type):
+                return function(batch)
+
+        return map_on_cores(run, batches, device=self._device)
+
+    def _run_whole(self, sequences: "list[_Sequence]") -> int:
+        tokens = self._tokens([one.inputs for one in sequences])
+        residual, _ = self._model.walk(self._model.embed(tokens), self._mixing)
+        self._read_out(residual, sequences, skipped=[0] * len(sequences))
+        return tokens.numel()
+
+    def _run_trunk(self, families: "list[_Family]") -> DecodeState:
+        trunk = min(family.shared for family in families)
+        tokens = self._tokens([family.sequences[0].inputs[:trunk] for family in families])
+        state = start(self._model, batch=len(families), schedule=self._mixing)
+        _, state = feed(self._model, tokens, state)
+        return state
+
+    def _run_branches(self, trunks: DecodeState, branches: "list[_Branch]") -> int:
+        state = trunks.select(torch.tensor([one.row for one in branches]))
+        tokens = self._tokens([one.sequence.inputs[one.skipped :] for one in branches])
+        residual, _ = feed(self._model, tokens, state)
+        self._read_out(
+            residual,
+            [one.sequence for one in branches],
+            skipped=[one.skipped for one in branches],
+        )
+        return tokens.numel()
 
     def _tokens(self, rows: list[np.ndarray]) -> Tensor:
-        tokens = torch.from_numpy(padded(rows)).to(self._device)
-        self.tokens_processed += tokens.numel()
-        return tokens
+        return torch.from_numpy(padded(rows)).to(self._device)
 
-    def _read_out(self, residual: Tensor, sequences: "list[_Sequence]", *, skipped: int) -> None:
-        """Run the head where a scored token is predicted, and nowhere else."""
+    def _read_out(
+        self, residual: Tensor, sequences: "list[_Sequence]", *, skipped: list[int]
+    ) -> None:
+        """Run what no token sees another in, and the head, where a scored token is predicted."""
         wanted = [
-            (row, first, labels)
-            for row, one in enumerate(sequences)
+            (row, first - 1 - before, labels)
+            for row, (one, before) in enumerate(zip(sequences, skipped, strict=True))
             for first, labels in one.labels.values()
         ]
         sizes = [len(labels) for _, _, labels in wanted]
         rows = np.repeat([row for row, _, _ in wanted], sizes)
-        firsts = np.repeat([first - 1 - skipped for _, first, _ in wanted], sizes)
+        firsts = np.repeat([first for _, first, _ in wanted], sizes)
         places = firsts + np.concatenate([np.arange(size) for size in sizes])
         labels = np.concatenate([labels for _, _, labels in wanted])
         at_row, at_place, targets = (
             torch.from_numpy(x).to(self._device) for x in (rows, places, labels)
         )
+        chosen = residual[at_row, at_place]
+        if self._afterwards:
+            (chosen,), _ = self._model.walk(chosen[None], self._afterwards)
         losses, most_likely = token_losses(
-            x=self._model.final_norm(residual[at_row, at_place]),
+            x=self._model.final_norm(chosen),
             weight=self._model.embedding.weight,
             labels=targets,
             implementation=self._model.implementation,
@@ -144,6 +201,17 @@ class LoopedScorer:
         found = (TokenScores(*scores) for scores in zip(*parts, strict=True))
         for one in sequences:
             one.found = {key: next(found) for key in one.labels}
+
+
+def _cut(model: LoopedLM, schedule: Schedule) -> tuple[Schedule, Schedule]:
+    """A schedule up to its last mixer, and the ffns after it, which need no token but their own.
+
+    A pass residual may reach over the cut; a model that has one is not cut.
+    """
+    if model.pass_residual is not None:
+        return schedule, ()
+    last = max((at for at, one in enumerate(schedule) if one.sublayer == "mixer"), default=-1)
+    return schedule[: last + 1], schedule[last + 1 :]
 
 
 _Key = tuple[int, bytes]
@@ -184,6 +252,43 @@ def _sequences(candidates: Sequence[Candidate]) -> dict[bytes, _Sequence]:
 
 def _key(candidate: Candidate) -> bytes:
     return candidate.tokens[:-1].tobytes()
+
+
+class _Family(NamedTuple):
+    """Sequences of a question that begin alike."""
+
+    sequences: list[_Sequence]
+    shared: int
+    """Tokens to run once."""
+
+    @property
+    def is_worth_sharing(self) -> bool:
+        return self.shared * (len(self.sequences) - 1) >= WORTH_SHARING
+
+
+class _Branch(NamedTuple):
+    """What is left of a sequence after its trunk."""
+
+    row: int
+    """Of the trunk, among all trunks."""
+    skipped: int
+    """Tokens of the trunk."""
+    sequence: _Sequence
+
+
+def _families(sequences: list[_Sequence]) -> list[_Family]:
+    """All sequences of a question or, where not all begin alike, those that do.
+
+    Candidates of different lengths are cropped to different beginnings, those of one length are
+    not.
+    """
+    whole = _Family(sequences, _shared_tokens(sequences))
+    if whole.is_worth_sharing:
+        return [whole]
+    alike: dict[bytes, list[_Sequence]] = {}
+    for one in sequences:
+        alike.setdefault(one.inputs[:WORTH_SHARING].tobytes(), []).append(one)
+    return [_Family(family, _shared_tokens(family)) for family in alike.values()]
 
 
 def _shared_tokens(sequences: list[_Sequence]) -> int:

@@ -5,6 +5,7 @@ back, go on from the one you kept; to fork, go on from one state twice, or `fork
 No gradients flow through decoding; to train through states, give them to `LoopedLM.walk`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +30,7 @@ class DecodeState:
     mixer_states: MixerStates
     batch: int
     num_tokens: int
-    """Tokens seen so far."""
+    """Tokens seen so far; the most, where sequences of different lengths stand side by side."""
     macs_per_token: int
     """Multiply-adds with weights, the head's among them."""
 
@@ -69,6 +70,29 @@ def start(model: LoopedLM, *, batch: int = 1, schedule: Schedule | None = None) 
         getattr(model.layers[one.layer], one.sublayer).cost().projection_macs for one in schedule
     )
     return DecodeState(schedule, states, batch, num_tokens=0, macs_per_token=macs)
+
+
+def side_by_side(states: Sequence[DecodeState]) -> DecodeState:
+    """All sequences of several states of one schedule, in their order."""
+    first = states[0]
+    if any(state.schedule != first.schedule for state in states):
+        raise ValueError("states of different schedules cannot go on together")
+    joined = {
+        occurrence: _rebuild(
+            state,
+            [
+                torch.cat(parts)
+                for parts in zip(*(one.mixer_states[occurrence] for one in states), strict=True)
+            ],
+        )
+        for occurrence, state in first.mixer_states.items()
+    }
+    return replace(
+        first,
+        mixer_states=joined,
+        batch=sum(state.batch for state in states),
+        num_tokens=max(state.num_tokens for state in states),
+    )
 
 
 @torch.no_grad()
