@@ -1,15 +1,16 @@
-"""`mixerloop bench`: how fast the operator, prefill, decoding, training and transport are."""
+"""`mixerloop bench`: how fast the operator, prefill, decoding, training, transport and CORE are."""
 
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from mixerloop import machine, runs
+from mixerloop import machine, paper, runs
 from mixerloop.cli.bench_tables import (
+    show_core,
     show_decode,
     show_header,
     show_operator,
@@ -17,6 +18,7 @@ from mixerloop.cli.bench_tables import (
     show_training,
     show_transport,
 )
+from mixerloop.cli.opened import Measuring
 from mixerloop.config import (
     PRESETS,
     ComputeDtype,
@@ -27,8 +29,13 @@ from mixerloop.config import (
     ModelConfig,
     preset,
 )
-from mixerloop.notation import resolve
+from mixerloop.notation import notation, resolve
 from mixerloop.strict import one_of
+
+if TYPE_CHECKING:
+    from mixerloop.data.tokenizer import Tokenizer
+    from mixerloop.evaluation.core.evaluate import AskedTask
+    from mixerloop.model.looped_lm import LoopedLM
 
 HELP = """Measure speed, after a check that what is timed computes the right thing.
 
@@ -40,6 +47,7 @@ examples:
   mixerloop bench decode --size 15m
   mixerloop bench train --size 15m --compute-dtype bfloat16
   mixerloop bench transport
+  mixerloop bench core RUN
 """
 OPERATOR_HELP = """The gated delta rule: ours beside `transformers` and fla-core on this CPU.
 
@@ -70,6 +78,18 @@ TRANSPORT_HELP = """All policies from one walk against a whole forward for each 
 examples:
   mixerloop bench transport
   mixerloop bench transport --size nano --windows 4 --repeats 1 --json
+"""
+CORE_HELP = """CORE's questions with shared prefixes against every sequence run whole.
+
+The plain scorer runs the sequences of one question as one padded batch, question by question, and
+computes the logits of every token. Both use the same threads. Tokenising is outside of both times.
+Nothing is timed unless both make the same decisions. The bundle is what --bundle or
+$MIXERLOOP_CORE_BUNDLE names, as for mixerloop evaluate core.
+
+examples:
+  mixerloop bench core RUN
+  mixerloop bench core --bundle eval_bundle.tar.xz --threads 1
+  mixerloop bench core RUN --tasks arc_easy piqa --examples 50 --json
 """
 BUSY = 0.25  # of a core
 
@@ -313,6 +333,91 @@ class Transport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Core:
+    """The options of `mixerloop bench core`."""
+
+    run_path: Annotated[
+        tyro.conf.Positional[Path | None], tyro.conf.arg(name="run", metavar="[RUN]")
+    ] = None
+    """A run; without one, a fresh model with a tokenizer trained on the examples."""
+    size: str = "nano"
+    """The preset of a fresh model."""
+    schedule: str | None = None
+    """Notation or a named loop; the model's own unless you say so."""
+    bundle: Path | None = None
+    """The evaluation bundle."""
+    tasks: tuple[str, ...] = ()
+    """Only these tasks."""
+    examples: int = 20
+    """Examples of each task."""
+    context: int = paper.CORE_CONTEXT
+    """Tokens a prompt may have; longer ones lose their beginning."""
+    threads: int | None = None
+    """Threads of both scorers; as many as torch takes unless you say so."""
+    repeats: int = 5
+    """Timed rounds."""
+    json: bool = False
+    """Print JSON for programs."""
+
+    def run(self) -> None:
+        """Measure and show."""
+        import torch
+
+        from mixerloop.benchmarking.core import measure_core
+        from mixerloop.evaluation.core.bundle import find_bundle
+        from mixerloop.evaluation.core.evaluate import LEAST_CONTEXT, asked
+
+        machine.keep_freed_memory()
+        _check_positive(examples=self.examples, repeats=self.repeats)
+        if self.context < LEAST_CONTEXT:
+            raise ValueError(f"--context must be at least {LEAST_CONTEXT}, got {self.context}")
+        if self.threads is not None:
+            _check_positive(threads=self.threads)
+            torch.set_num_threads(self.threads)
+        bundle = find_bundle(self.bundle)
+        asking = [asked(bundle, task, limit=self.examples) for task in bundle.choose(self.tasks)]
+        name, model, tokenizer = self._subject(asking)
+        text = model.config.schedule if self.schedule is None else self.schedule
+        schedule = resolve(text, model.config.num_layers)
+        neighbours = machine.Neighbours()
+        found = measure_core(
+            name,
+            model,
+            asking,
+            schedule=schedule,
+            notation=notation(schedule),
+            encode=tokenizer.encode_all,
+            context=self.context,
+            repeats=self.repeats,
+        )
+        busy = _warn_if_busy(neighbours)
+        if self.json:
+            _print_json(
+                busy,
+                **asdict(found),
+                bundle=bundle.fingerprint(),
+                tokenizer=tokenizer.fingerprint,
+                compute_dtype="float32",
+                repeats=self.repeats,
+            )
+            return
+        show_header()
+        show_core(found)
+
+    def _subject(self, asking: "list[AskedTask]") -> "tuple[str, LoopedLM, Tokenizer]":
+        """What the model is called, the model and its tokenizer."""
+        if self.run_path is not None:
+            opened = Measuring(device="cpu").open_run(self.run_path)
+            return str(self.run_path), opened.model, opened.tokenizer()
+        from mixerloop.benchmarking.core import tokenizer_of
+        from mixerloop.model.initialization import fresh_model
+
+        config = preset(self.size)
+        tokenizer = tokenizer_of(asking, vocab_size=config.vocab_size)
+        return f"{self.size}, fresh", fresh_model(config, seed=0).eval(), tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
 class Bench:
     """The options of `mixerloop bench`."""
 
@@ -322,6 +427,7 @@ class Bench:
         | Annotated[Decode, tyro.conf.subcommand("decode", description=DECODE_HELP)]
         | Annotated[Train, tyro.conf.subcommand("train", description=TRAIN_HELP)]
         | Annotated[Transport, tyro.conf.subcommand("transport", description=TRANSPORT_HELP)]
+        | Annotated[Core, tyro.conf.subcommand("core", description=CORE_HELP)]
     )
 
     def run(self) -> None:

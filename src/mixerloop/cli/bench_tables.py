@@ -6,6 +6,7 @@ from mixerloop import paper
 from mixerloop.cli.tables import print_table, table_of
 
 if TYPE_CHECKING:
+    from mixerloop.benchmarking.core import CoreResult
     from mixerloop.benchmarking.decode import DecodeResult
     from mixerloop.benchmarking.measure import Quartiles
     from mixerloop.benchmarking.operator import OperatorCase
@@ -127,4 +128,25 @@ def show_transport(found: "TransportResult") -> None:
     print(
         f"shared is {found.plain_over_shared:.1f} x as fast as a forward per policy and window; by "
         f"work alone {found.work_limit:.1f} x; largest difference {found.largest_difference:.0e}"
+    )
+
+
+def show_core(found: "CoreResult") -> None:
+    """Both scorers."""
+    print(
+        f"{found.model}, {found.schedule}: {found.examples} examples of {found.tasks} tasks, "
+        f"context {found.context:,}, vocabulary {found.vocab_size:,}, float32, {found.threads} "
+        "threads"
+    )
+    table = table_of("", "ms", "tokens run", "over shared")
+    ratio = _times(found.plain_over_shared, found.plain_over_shared_quartiles)
+    tokens = {"plain": found.tokens_plain, "shared": found.tokens_shared}
+    for name, taken in found.milliseconds.items():
+        over = ratio if name == "plain" else ""
+        table.add_row(name, _spread(taken), f"{tokens[name]:,}", over)
+    print_table(table)
+    print(
+        f"shared prefixes are {found.plain_over_shared:.2f} x as fast and run "
+        f"{found.tokens_plain / found.tokens_shared:.2f} x fewer tokens; "
+        f"{found.decisions_differing} decisions differ"
     )

@@ -16,10 +16,11 @@ from torch import Tensor
 from mixerloop.config import ComputeDtype
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.ops.precision import compute_in
+from mixerloop.ops.workers import map_on_cores
 from mixerloop.schedule import Occurrence, Schedule
 from mixerloop.transport.executor import shared_residuals
 from mixerloop.transport.policies import Policy, native, skipped, swapped
-from mixerloop.transport.windows import Windows
+from mixerloop.transport.windows import Batch, Windows
 
 Removal = Literal["skip", "ffn_off", "swap_order"]
 """A mixer pass left out; an ffn left out; an ffn before the mixer pass that preceded it."""
@@ -50,7 +51,6 @@ def removals(schedule: Schedule, kind: Removal) -> dict[Occurrence, Policy]:
     return {one: swapped(schedule, one) for one in follows_its_mixer}
 
 
-@torch.inference_mode()
 def removal_costs(
     model: LoopedLM,
     windows: Windows,
@@ -68,14 +68,18 @@ def removal_costs(
     policies = [policy for of_kind in chosen.values() for policy in of_kind.values()]
     nll = np.zeros((len(policies), len(windows.tokens)))
     device = model.embedding.weight.device
-    for here, batch in windows.batches(device):
-        with compute_in(compute_dtype, device.type):
+
+    def costs_of(batch: tuple[slice, Batch]) -> tuple[slice, list[np.ndarray]]:
+        here, (tokens, positions, targets) = batch
+        with torch.inference_mode(), compute_in(compute_dtype, device.type):
             whole, found = shared_residuals(
-                model, batch.tokens, batch.positions, policies, native=native(schedule)
+                model, tokens, positions, policies, native=native(schedule)
             )
-            before = _nll(model, whole, batch.targets)
-            for row, residual in enumerate(found):
-                nll[row, here] = (_nll(model, residual, batch.targets) - before).cpu().numpy()
+            before = _nll(model, whole, targets)
+            return here, [(_nll(model, one, targets) - before).cpu().numpy() for one in found]
+
+    for here, by_policy in map_on_cores(costs_of, windows.batches(device), device=device):
+        nll[:, here] = by_policy
     costs: dict[Removal, Costs] = {}
     at = 0
     for kind, of_kind in chosen.items():

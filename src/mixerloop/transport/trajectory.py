@@ -13,6 +13,7 @@ from torch import Tensor
 from mixerloop.config import ComputeDtype
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.ops.precision import compute_in
+from mixerloop.ops.workers import map_on_cores
 from mixerloop.schedule import Schedule
 from mixerloop.transport.executor import shared_residuals
 from mixerloop.transport.policies import Policy, mixer_passes, native, restored
@@ -44,7 +45,6 @@ class Trajectories:
     """Between the logits with every pass restored and those of the unmodified model."""
 
 
-@torch.inference_mode()
 def measure(
     model: LoopedLM,
     windows: Windows,
@@ -55,7 +55,10 @@ def measure(
     windows_at_once: int = WINDOWS_AT_ONCE,
     progress: Progress | None = None,
 ) -> Trajectories:
-    """Restore the passes of one layer's mixer after another; memory does not grow with windows."""
+    """Restore the passes of one layer's mixer after another; memory does not grow with windows.
+
+    Batches of windows run on all cores; the sums are the same bit for bit on any number of them.
+    """
     schedule = model.schedule if schedule is None else schedule
     layers = mixing_layers(schedule)
     counts = [len(mixer_passes(schedule, layer)) for layer in layers]
@@ -64,21 +67,46 @@ def measure(
     effects, gains, flips = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     device = model.embedding.weight.device
     error = 0.0
-    for here, batch in windows.batches(device, windows_at_once):
-        with compute_in(compute_dtype, device.type):
-            unmodified = model(batch.tokens, positions=batch.positions, schedule=schedule)
-            by_layer = readouts(model, batch, schedule, engine)
-            for row, (count, of_layer) in enumerate(zip(counts, by_layer, strict=True)):
-                error = max(error, float((of_layer[-1].logits - unmodified).abs().max()))
-                products = by_window_gram(of_layer)
-                squares = np.diagonal(products, axis1=1, axis2=2)
-                gram[row, here, :count, :count] = products
-                effects[row, here, :count] = squares / (2 * len(batch.positions))
-                gains[row, here, :count] = _target_gains(of_layer)
-                flips[row, here, :count] = _top1_flips(of_layer)
+
+    def sums_of(batch: tuple[slice, Batch]) -> tuple[slice, list[_LayerSums]]:
+        here, tokens = batch
+        with torch.inference_mode(), compute_in(compute_dtype, device.type):
+            return here, list(_layer_sums(model, tokens, schedule, engine))
+
+    batches = windows.batches(device, windows_at_once)
+    for here, by_layer in map_on_cores(sums_of, batches, device=device):
+        for row, (count, found) in enumerate(zip(counts, by_layer, strict=True)):
+            error = max(error, found.native_max_abs_error)
+            gram[row, here, :count, :count] = found.gram
+            squares = np.diagonal(found.gram, axis1=1, axis2=2)
+            effects[row, here, :count] = squares / (2 * len(windows.positions))
+            gains[row, here, :count] = found.target_gains
+            flips[row, here, :count] = found.top1_flips
         if progress is not None:
             progress(here.stop, len(windows.tokens))
     return Trajectories(tuple(layers), tuple(counts), gram, effects, gains, flips, error)
+
+
+class _LayerSums(NamedTuple):
+    """What one layer's passes do at the readout of some windows."""
+
+    gram: Float[np.ndarray, "windows passes passes"]
+    target_gains: Float[np.ndarray, "windows passes"]
+    top1_flips: Float[np.ndarray, "windows passes"]
+    native_max_abs_error: float
+
+
+def _layer_sums(
+    model: LoopedLM, batch: Batch, schedule: Schedule, engine: Engine
+) -> Iterator[_LayerSums]:
+    unmodified = model(batch.tokens, positions=batch.positions, schedule=schedule)
+    for of_layer in readouts(model, batch, schedule, engine):
+        yield _LayerSums(
+            gram=by_window_gram(of_layer),
+            target_gains=_target_gains(of_layer),
+            top1_flips=_top1_flips(of_layer),
+            native_max_abs_error=float((of_layer[-1].logits - unmodified).abs().max()),
+        )
 
 
 def mixing_layers(schedule: Schedule) -> list[int]:

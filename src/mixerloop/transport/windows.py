@@ -14,7 +14,8 @@ from mixerloop.data.batches import hops_settings
 from mixerloop.data.hops import Hops
 from mixerloop.data.shards import TokenSplit
 
-WINDOWS_AT_ONCE = 16
+WINDOWS_AT_ONCE = 8
+"""Of one worker; there is one on each core."""
 
 
 class Batch(NamedTuple):

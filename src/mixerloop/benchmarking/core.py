@@ -1,0 +1,156 @@
+"""CORE: our scorer against a plain one that runs every sequence of a question whole.
+
+The plain scorer is nanochat's: the sequences of one question are one padded batch, one question
+after another, with the logits, loss and argmax of every token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from mixerloop.benchmarking.measure import Quartiles, interleaved
+from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
+from mixerloop.evaluation.core.answers import Answer, answer
+from mixerloop.evaluation.core.evaluate import AskedTask, questions
+from mixerloop.evaluation.core.prompts import prompts
+from mixerloop.evaluation.core.questions import Encode, Question
+from mixerloop.evaluation.looped_scorer import LoopedScorer
+from mixerloop.evaluation.scorer import Candidate, Scorer, TokenScores, padded
+from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.schedule import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreResult:
+    """The same examples with both scorers."""
+
+    model: str
+    schedule: str
+    vocab_size: int
+    tasks: int
+    examples: int
+    context: int
+    threads: int
+    milliseconds: dict[str, Quartiles]
+    plain_over_shared: float
+    plain_over_shared_quartiles: tuple[float, float]
+    tokens_plain: int
+    """Fed by the plain scorer, padding included."""
+    tokens_shared: int
+    """Fed by ours, padding included."""
+    decisions_differing: int
+    """Always 0: with any other number nothing is timed."""
+
+
+class PlainScorer:
+    """Every sequence of a question in one padded batch, and the whole of its logits."""
+
+    def __init__(self, model: LoopedLM, *, schedule: Schedule) -> None:
+        self.vocab_size = model.config.vocab_size
+        self.tokens_processed = 0
+        self._model, self._schedule = model, schedule
+
+    @torch.inference_mode()
+    def score(self, questions: Sequence[Sequence[Candidate]]) -> list[list[TokenScores]]:
+        """Score every candidate, question by question."""
+        return [self._of_question(candidates) for candidates in questions]
+
+    def _of_question(self, candidates: Sequence[Candidate]) -> list[TokenScores]:
+        tokens = torch.from_numpy(padded([one.tokens for one in candidates]))
+        self.tokens_processed += tokens.numel()
+        logits = self._model(tokens, schedule=self._schedule)
+        labels = tokens.roll(-1, dims=1)
+        losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+        losses, most_likely = losses.view(tokens.shape).numpy(), logits.argmax(-1).numpy()
+        scores = []
+        for row, one in enumerate(candidates):
+            scored = slice(one.start - 1, len(one.tokens) - 1)
+            scores.append(
+                TokenScores(losses[row, scored].astype(np.float64), most_likely[row, scored])
+            )
+        return scores
+
+
+def measure_core(
+    name: str,
+    model: LoopedLM,
+    asking: Sequence[AskedTask],
+    *,
+    schedule: Schedule,
+    notation: str,
+    encode: Encode,
+    context: int,
+    repeats: int,
+) -> CoreResult:
+    """Check that both scorers decide alike, then time them in turn.
+
+    The prompts are tokenised before: no scorer's time holds the tokenizer's. The check is the
+    warm-up.
+    """
+    tokens = [
+        questions(one, range(len(one.examples)), encode=encode, context=context) for one in asking
+    ]
+    plain, shared = PlainScorer(model, schedule=schedule), LoopedScorer(model, schedule=schedule)
+    decisions = [
+        [(one.decision, one.right) for one in _answers(asking, tokens, scorer)]
+        for scorer in (plain, shared)
+    ]
+    differing = sum(ours != theirs for theirs, ours in zip(*decisions, strict=True))
+    if differing:
+        raise FloatingPointError(f"{differing} of {len(decisions[0])} decisions differ")
+    fed = plain.tokens_processed, shared.tokens_processed
+    times = interleaved(
+        {
+            "plain": lambda: _answers(asking, tokens, plain),
+            "shared": lambda: _answers(asking, tokens, shared),
+        },
+        warmup=0,
+        repeats=repeats,
+    )
+    ratio = times["plain"].over(times["shared"])
+    return CoreResult(
+        model=name,
+        schedule=notation,
+        vocab_size=model.config.vocab_size,
+        tasks=len(asking),
+        examples=len(decisions[0]),
+        context=context,
+        threads=torch.get_num_threads(),
+        milliseconds={way: timing.milliseconds for way, timing in times.items()},
+        plain_over_shared=ratio.median,
+        plain_over_shared_quartiles=(ratio.lower, ratio.upper),
+        tokens_plain=fed[0],
+        tokens_shared=fed[1],
+        decisions_differing=differing,
+    )
+
+
+def _answers(
+    asking: Sequence[AskedTask], tokens: Sequence[Sequence[Question]], scorer: Scorer
+) -> list[Answer]:
+    """Task by task, as an evaluation does it."""
+    found = []
+    for one, of_task in zip(asking, tokens, strict=True):
+        scores = scorer.score([question.candidates for question in of_task])
+        for number, parts in enumerate(zip(one.examples, of_task, scores, strict=True)):
+            found.append(answer(number, *parts))
+    return found
+
+
+def tokenizer_of(asking: Sequence[AskedTask], *, vocab_size: int) -> Tokenizer:
+    """A tokenizer trained on the examples themselves, for a model that has none."""
+    texts = (
+        text
+        for one in asking
+        for example in one.examples
+        for text in prompts(example, shots=[], delimiter=one.task.delimiter)
+    )
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "tokenizer.model"
+        path.write_bytes(train_tokenizer(texts, vocab_size=vocab_size))
+        return Tokenizer(path)
