@@ -71,7 +71,7 @@ def test_the_table_is_what_describe_prints():
 
 QUOTED_AS = {
     "no loop": "no_loop",
-    "**the mixer four times**": "mixer_loop",
+    "the mixer four times": "mixer_loop",
     "the ffn four times": "ffn_loop",
     "both, layer by layer": "block_loop",
     "the whole stack": "full_loop",
