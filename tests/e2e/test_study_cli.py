@@ -36,7 +36,8 @@ batches = [1]
 length = 32
 repeats = 2
 """
-STUDY_COMMAND = (*COMMAND, "study", "study.toml")
+IN_TURN = ("--jobs", "1")  # test_study_jobs.py runs cells side by side, each in a process
+STUDY_COMMAND = (*COMMAND, "study", "study.toml", *IN_TURN)
 PHASES = ("data", "training", "nll", "hops", "transport", "prefill")
 PATIENCE = 60
 CELL = "hops/mixer_loop(2)-seed1"
@@ -53,7 +54,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def done(place):
-    """The study, finished, and what it printed."""
+    """The study, finished as a user would, and what it printed."""
     return mixerloop("study", "study.toml", "--out", "whole", cwd=place).stdout
 
 
@@ -91,7 +92,7 @@ def test_from_a_file_to_a_report(place, done):
 
 @pytest.mark.slow
 def test_the_same_seeds_give_the_same_numbers(place, done):
-    mixerloop("study", "study.toml", "--out", "again", cwd=place)
+    mixerloop("study", "study.toml", "--out", "again", *IN_TURN, cwd=place)
     assert numbers(place / "again") == numbers(place / "whole")
 
 
@@ -173,7 +174,7 @@ def test_killed_in_every_phase_it_ends_in_the_same_numbers(place, done):
         assert not (place / "killed" / "report.html").exists()
         if phase == "training":
             assert not (place / "killed" / CELL / "checkpoints" / f"step-{STEPS}").exists()
-    finished = mixerloop("study", "study.toml", "--out", "killed", cwd=place)
+    finished = mixerloop("study", "study.toml", "--out", "killed", *IN_TURN, cwd=place)
     assert "hops/no_loop-seed1" not in finished.stderr
     assert numbers(place / "killed") == numbers(place / "whole")
 
@@ -186,7 +187,7 @@ def test_a_cell_that_fails_is_named_and_the_rest_go_on(place, done):
     checkpoint = max((study / "hops" / "mixer_loop(2)-seed1" / "checkpoints").iterdir())
     weights = checkpoint / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    ended = mixerloop("study", "study.toml", "--out", "broken", cwd=place, code=1)
+    ended = mixerloop("study", "study.toml", "--out", "broken", *IN_TURN, cwd=place, code=1)
     assert "failed: hops/mixer_loop(2)-seed1; start again" in ended.stdout
     assert (study / "hops" / "full_loop(2)-seed1" / "results" / "nll.json").exists()
     status = json.loads(mixerloop("study", "status", "broken", "--json", cwd=place).stdout)
@@ -240,7 +241,7 @@ def seeds(place):
     (place / "seeds.toml").write_text(
         text.replace(', "transport"', "") + "[parts.train]\nsteps = 4\n"
     )
-    mixerloop("study", "seeds.toml", "--out", "seeds", cwd=place)
+    mixerloop("study", "seeds.toml", "--out", "seeds", *IN_TURN, cwd=place)
     return place / "seeds"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import needs
 from small_model import training_file
 
 STUDY = """
@@ -31,10 +32,7 @@ COMMAND = (sys.executable, "-m", "mixerloop", "study", "study.toml")
 PATIENCE = 120
 NUMBERS = ("nll.json", "hops.json", "transport.json")
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc"),
-]
+pytestmark = [pytest.mark.slow, needs.PROC.mark]
 
 
 @pytest.fixture(scope="module")
