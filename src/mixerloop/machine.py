@@ -50,6 +50,12 @@ def waiting() -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
+def chosen_threads() -> int | None:
+    """The number of threads the user has chosen in the environment, for the outermost level."""
+    first = os.environ.get(NUM_THREADS, "").split(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) > 0 else None
+
+
 def end_with_parent() -> None:
     """Have Linux kill this process when the one that started it is gone, if that one asked so."""
     parent = os.environ.pop(PARENT, None)

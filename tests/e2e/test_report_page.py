@@ -35,7 +35,7 @@ def page_file(tmp_path_factory):
     place = tmp_path_factory.mktemp("page")
     (place / "small.toml").write_text(training_file(train={"evaluate_every": 2}))
     (place / "study.toml").write_text(STUDY)
-    mixerloop("study", "study.toml", "--out", "study", "--jobs", "1", cwd=place)
+    mixerloop("study", "study.toml", "--jobs", "1", "--out", "study", cwd=place)
     return place / "study" / "report.html"
 
 

@@ -36,8 +36,8 @@ batches = [1]
 length = 32
 repeats = 2
 """
-IN_TURN = ("--jobs", "1")  # test_study_jobs.py runs cells side by side, each in a process
-STUDY_COMMAND = (*COMMAND, "study", "study.toml", *IN_TURN)
+ALONE = ("--jobs", "1")  # in this process, cell by cell
+STUDY_COMMAND = (*COMMAND, "study", "study.toml", *ALONE)
 PHASES = ("data", "training", "nll", "hops", "transport", "prefill")
 PATIENCE = 60
 CELL = "hops/mixer_loop(2)-seed1"
@@ -54,8 +54,8 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def done(place):
-    """The study, finished as a user would, and what it printed."""
-    return mixerloop("study", "study.toml", "--out", "whole", cwd=place).stdout
+    """The study, finished, and what it printed."""
+    return mixerloop("study", "study.toml", *ALONE, "--out", "whole", cwd=place).stdout
 
 
 def numbers(study: Path) -> dict:
@@ -91,8 +91,8 @@ def test_from_a_file_to_a_report(place, done):
 
 
 @pytest.mark.slow
-def test_the_same_seeds_give_the_same_numbers(place, done):
-    mixerloop("study", "study.toml", "--out", "again", *IN_TURN, cwd=place)
+def test_the_same_seeds_give_the_same_numbers_side_by_side(place, done):
+    mixerloop("study", "study.toml", "--out", "again", cwd=place)
     assert numbers(place / "again") == numbers(place / "whole")
 
 
@@ -102,7 +102,7 @@ def test_what_is_done_is_not_done_again(place, done):
         return {path: path.stat().st_mtime_ns for path in results}
 
     before = stamps()
-    shown = mixerloop("study", "study.toml", "--out", "whole", cwd=place)
+    shown = mixerloop("study", "study.toml", *ALONE, "--out", "whole", cwd=place)
     assert stamps() == before
     assert "training" not in shown.stderr
 
@@ -174,7 +174,7 @@ def test_killed_in_every_phase_it_ends_in_the_same_numbers(place, done):
         assert not (place / "killed" / "report.html").exists()
         if phase == "training":
             assert not (place / "killed" / CELL / "checkpoints" / f"step-{STEPS}").exists()
-    finished = mixerloop("study", "study.toml", "--out", "killed", *IN_TURN, cwd=place)
+    finished = mixerloop("study", "study.toml", *ALONE, "--out", "killed", cwd=place)
     assert "hops/no_loop-seed1" not in finished.stderr
     assert numbers(place / "killed") == numbers(place / "whole")
 
@@ -187,7 +187,7 @@ def test_a_cell_that_fails_is_named_and_the_rest_go_on(place, done):
     checkpoint = max((study / "hops" / "mixer_loop(2)-seed1" / "checkpoints").iterdir())
     weights = checkpoint / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    ended = mixerloop("study", "study.toml", "--out", "broken", *IN_TURN, cwd=place, code=1)
+    ended = mixerloop("study", "study.toml", *ALONE, "--out", "broken", cwd=place, code=1)
     assert "failed: hops/mixer_loop(2)-seed1; start again" in ended.stdout
     assert (study / "hops" / "full_loop(2)-seed1" / "results" / "nll.json").exists()
     status = json.loads(mixerloop("study", "status", "broken", "--json", cwd=place).stdout)
@@ -241,7 +241,7 @@ def seeds(place):
     (place / "seeds.toml").write_text(
         text.replace(', "transport"', "") + "[parts.train]\nsteps = 4\n"
     )
-    mixerloop("study", "seeds.toml", "--out", "seeds", *IN_TURN, cwd=place)
+    mixerloop("study", "seeds.toml", *ALONE, "--out", "seeds", cwd=place)
     return place / "seeds"
 
 
@@ -370,7 +370,7 @@ def test_without_prefill_there_is_a_report_all_the_same(place, done):
     for name in ("prefill.json", "report.html"):
         (study / name).unlink()
     (study / "prefill.json").mkdir()
-    ended = mixerloop("study", "study.toml", "--out", "unmeasured", cwd=place, code=1)
+    ended = mixerloop("study", "study.toml", *ALONE, "--out", "unmeasured", cwd=place, code=1)
     assert "prefill: failed: " in ended.stderr
     assert "failed: prefill; start again" in ended.stdout
     assert (study / "report.html").is_file()

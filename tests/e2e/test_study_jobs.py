@@ -4,13 +4,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 import needs
+from command_line import COMMAND, environment
+from mixerloop import machine
 from small_model import training_file
 
 STUDY = """
@@ -28,7 +29,6 @@ positions = 4
 """
 STEPS = 400
 SAVED = 20  # steps after which there is a checkpoint to go on from
-COMMAND = (sys.executable, "-m", "mixerloop", "study", "study.toml")
 PATIENCE = 120
 NUMBERS = ("nll.json", "hops.json", "transport.json")
 
@@ -44,19 +44,19 @@ def place(tmp_path_factory):
     return place
 
 
-def environment(place):
-    kept = {name: os.environ[name] for name in ("PATH",)}
-    return kept | {"HOME": str(place)}
+def without_a_choice(variables):
+    """With the number of threads left to the study."""
+    return {name: value for name, value in variables.items() if name != machine.NUM_THREADS}
 
 
 def start(place, out, *options):
     return subprocess.Popen(
-        [*COMMAND, "--out", out, *options],
+        [*COMMAND, "study", "study.toml", "--out", out, *options],
         cwd=place,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment(place),
+        env=without_a_choice(environment(place)),
         start_new_session=True,
     )
 

@@ -53,7 +53,7 @@ def test_a_killed_workers_cell_is_run_elsewhere_to_the_same_numbers(tmp_path):
     train = {"steps": STEPS, "checkpoint_every": 50}
     (tmp_path / "small.toml").write_text(training_file(train=train, num_layers=1))
     (tmp_path / "study.toml").write_text(STUDY)
-    mixerloop("study", "study.toml", "--out", "here", cwd=tmp_path)
+    mixerloop("study", "study.toml", "--jobs", "1", "--out", "here", cwd=tmp_path)
     process = subprocess.Popen(
         [*COMMAND, "study", "study.toml", "--out", "there", "--engine", "ray"],
         cwd=tmp_path,

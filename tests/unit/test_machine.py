@@ -90,3 +90,14 @@ def test_only_the_cores_this_process_may_use_are_watched(monkeypatch):
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: {1})
     assert machine._busy_seconds() == 500 / os.sysconf("SC_CLK_TCK")
     assert machine.num_cores() == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "threads"),
+    [(None, None), ("", None), ("3", 3), ("4,2", 4), (" 2 ", 2), ("0", None), ("all", None)],
+)
+def test_the_users_number_of_threads_is_read_as_openmp_reads_it(value, threads, monkeypatch):
+    monkeypatch.delenv(machine.NUM_THREADS, raising=False)
+    if value is not None:
+        monkeypatch.setenv(machine.NUM_THREADS, value)
+    assert machine.chosen_threads() == threads

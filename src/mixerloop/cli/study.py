@@ -120,6 +120,7 @@ class Study:
         """Print the plan; returns the seconds that cells are expected to train, by number."""
         from mixerloop.studies.cells import state_of
         from mixerloop.studies.expected_time import expected_of_all
+        from mixerloop.studies.side_by_side import threads_of_each
 
         states = [state_of(plan.folder, cell.name, cell.measure) for cell in chosen]
         left = {
@@ -128,10 +129,11 @@ class Study:
             if one.state != "done"
         }
         waiting = [cell for cell in chosen if cell.number in left]
-        seconds = {
-            number: left[number] * whole
-            for number, whole in (expected_of_all(waiting) if self.cells is None else {}).items()
-        }
+        jobs = self._jobs(waiting)
+        seconds = {}
+        if self.cells is None:
+            whole = expected_of_all(waiting, threads=threads_of_each(jobs))
+            seconds = {number: left[number] * all_of_it for number, all_of_it in whole.items()}
         if self.json:
             rows = [
                 {
@@ -161,7 +163,6 @@ class Study:
             )
         print_table(table)
         if seconds:
-            jobs = self._jobs(waiting)
             together = max(sum(seconds.values()) / jobs, *seconds.values())
             at_a_time = f", {jobs} cells at a time" if jobs > 1 else ""
             print(f"expected: {duration(together)} of training{at_a_time}, and then measuring")

@@ -3,6 +3,8 @@
 import time
 from collections.abc import Sequence
 
+import torch
+
 from mixerloop.benchmarking.training import training_step
 from mixerloop.config import RunConfig
 from mixerloop.data.hops import Hops, HopsSettings
@@ -40,11 +42,20 @@ def expected_seconds(config: RunConfig) -> float:
     return seconds * budget.steps * train.global_batch / windows
 
 
-def expected_of_all(cells: Sequence[Cell]) -> dict[int, float]:
+def expected_of_all(cells: Sequence[Cell], *, threads: int) -> dict[int, float]:
     """By the cells' numbers; seeds do not change the time, so each model is tried once.
 
-    Of cells for GPUs nothing can be said here.
+    Each is tried with the threads it will have. Of cells for GPUs nothing can be said here.
     """
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(threads, before))
+    try:
+        return _expected_of_all(cells)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _expected_of_all(cells: Sequence[Cell]) -> dict[int, float]:
     known: dict[tuple[str, str], float] = {}
     here = [cell for cell in cells if not cell.gpus]
     for cell in here:

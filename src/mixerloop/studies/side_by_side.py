@@ -4,7 +4,6 @@ Small models are computed faster by one core each than one after another by all 
 process hardly notices its neighbours. A cell's numbers do not depend on how many run at a time.
 """
 
-import os
 import signal
 import subprocess
 import threading
@@ -45,13 +44,18 @@ def default_jobs(cells: Sequence[Cell]) -> int:
     """How many cells to run at a time: one for each core, if memory holds them; one on GPUs."""
     if not cells or any(cell.gpus for cell in cells):
         return 1
-    threads = int(os.environ.get(machine.NUM_THREADS) or 1)
+    threads = machine.chosen_threads() or 1
     jobs = min(len(cells), max(1, machine.num_cores() // threads))
     free = machine.free_bytes()
     if free is not None:
         largest = max(expected_bytes(cell) for cell in cells)
         jobs = min(jobs, max(1, int(MEMORY_SHARE * free / largest)))
     return jobs
+
+
+def threads_of_each(jobs: int) -> int:
+    """Threads of a cell when so many run at a time, unless the user has chosen a number."""
+    return machine.chosen_threads() or max(1, machine.num_cores() // jobs)
 
 
 def is_timed(cell: Cell) -> bool:
@@ -83,8 +87,7 @@ def run_side_by_side(
     """Run cells, `jobs` at a time, the longest first; returns the names of those that failed."""
     longest_first = sorted(cells, key=lambda cell: -expected_seconds.get(cell.number, 0.0))
     waiting = deque(longest_first)
-    threads = max(1, machine.num_cores() // jobs)
-    threads = int(os.environ.get(machine.NUM_THREADS) or threads)
+    threads = threads_of_each(jobs)
     starts = dict.fromkeys((cell.number for cell in cells), 0)
     running: list[_Worker] = []
     failed = []

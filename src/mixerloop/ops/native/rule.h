@@ -68,7 +68,7 @@ struct ChunkGradients {
 template <class T, class S>
 inline void load_row(T* to, Index to_row, const S* from, Index width) {
     widen(from, to, width);
-    std::memset(to + width, 0, (to_row - width) * sizeof(T));
+    clear_row(to + width, to_row - width);
 }
 
 template <class T, class S>
@@ -180,8 +180,8 @@ template <class T>
 inline void pack_state(T* to, const T* from, Index d_key, Index d_value) {
     const Index dv = padded(d_value);
     for (Index i = 0; i < d_key; ++i) {
-        std::memcpy(to + i * dv, from + i * d_value, d_value * sizeof(T));
-        std::memset(to + i * dv + d_value, 0, (dv - d_value) * sizeof(T));
+        copy_row(from + i * d_value, to + i * dv, d_value);
+        clear_row(to + i * dv + d_value, dv - d_value);
     }
 }
 
@@ -189,7 +189,7 @@ template <class T>
 inline void unpack_state(T* to, const T* from, Index d_key, Index d_value) {
     const Index dv = padded(d_value);
     for (Index i = 0; i < d_key; ++i)
-        std::memcpy(to + i * d_value, from + i * dv, d_value * sizeof(T));
+        copy_row(from + i * dv, to + i * d_value, d_value);
 }
 
 // A single token, as in decoding: the recurrence itself, without the bookkeeping of chunks.

@@ -251,13 +251,22 @@ struct BFloat16 {
     std::uint16_t bits;
 };
 
-inline void widen(const float* from, float* to, Index size) {
-    std::memcpy(to, from, size * sizeof(float));
+// Rows are short: a call of memcpy would take longer than the copy.
+template <class T>
+inline void copy_row(const T* from, T* to, Index size) {
+    Index at = 0;
+    for (; at + Lanes<T>::count <= size; at += Lanes<T>::count) store(to + at, load(from + at));
+    for (; at < size; ++at) to[at] = from[at];
 }
 
-inline void widen(const double* from, double* to, Index size) {
-    std::memcpy(to, from, size * sizeof(double));
+template <class T>
+inline void clear_row(T* to, Index size) {
+    for (Index at = 0; at < size; ++at) to[at] = T(0);
 }
+
+inline void widen(const float* from, float* to, Index size) { copy_row(from, to, size); }
+
+inline void widen(const double* from, double* to, Index size) { copy_row(from, to, size); }
 
 inline void widen(const BFloat16* from, float* to, Index size) {
     for (Index at = 0; at < size; ++at) {
