@@ -7,6 +7,7 @@ python benchmarks/fuzz_native.py --cases 500
 import argparse
 import importlib.util
 import os
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +15,7 @@ import torch
 
 from mixerloop.ops import native_library
 
-TESTS = Path(__file__).parents[1] / "tests" / "parity"
+TESTS = Path(__file__).parents[1] / "tests"
 
 
 def main() -> None:
@@ -49,7 +50,8 @@ def main() -> None:
 
 def tests_of(name: str) -> ModuleType:
     """A file of parity tests, for its cases and its bounds."""
-    spec = importlib.util.spec_from_file_location(name, TESTS / f"{name}.py")
+    sys.path.append(str(TESTS))  # for what the file imports beside it
+    spec = importlib.util.spec_from_file_location(name, TESTS / "parity" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+import torch
+
 from mixerloop import machine
 from mixerloop.cli.main import main
 
@@ -82,7 +84,7 @@ def refused(*arguments, cwd=".", after=()) -> str:
 def _as_a_program(arguments, cwd) -> Iterator[None]:
     """Set what a new process would find, and restore what this one had."""
     heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    variables = environment(cwd)
+    threads, variables = torch.get_num_threads(), environment(cwd)
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.chdir(cwd))
         stack.enter_context(mock.patch.dict(os.environ, variables, clear=True))
@@ -96,6 +98,7 @@ def _as_a_program(arguments, cwd) -> Iterator[None]:
         try:
             yield
         finally:
+            torch.set_num_threads(threads)
             for number, handler in heard.items():
                 signal.signal(number, handler)
 

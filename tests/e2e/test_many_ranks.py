@@ -8,6 +8,7 @@ import sys
 import pytest
 from safetensors.torch import load_file
 
+from command_line import environment, mixerloop
 from mixerloop.data.hops import HopsSettings, write_hops
 from mixerloop.model.checkpoint import load_model
 
@@ -53,12 +54,16 @@ def place(tmp_path):
 
 
 def train(*arguments, cwd, ranks=1):
-    one = [sys.executable, "-m", "mixerloop"]
-    many = [*TORCHRUN, "--nproc-per-node", str(ranks), "-m", "mixerloop"]
+    if ranks == 1:
+        return mixerloop("train", *arguments, cwd=cwd)
     done = subprocess.run(
-        [*(one if ranks == 1 else many), "train", *map(str, arguments)],
-        cwd=cwd, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [*TORCHRUN, "--nproc-per-node", str(ranks), "-m", "mixerloop", "train"]
+        + [str(argument) for argument in arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env=environment(cwd),
+    )
     assert done.returncode == 0, done.stderr
     return done
 

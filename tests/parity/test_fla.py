@@ -16,7 +16,7 @@ from mixerloop.ops.gated_delta_rule import choose_implementation, gated_delta_ru
 
 UNDER_INTERPRETER = """
 import itertools, sys, torch
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:]
 from test_gated_delta_rule import make_inputs
 from mixerloop.ops.gated_delta_rule import gated_delta_rule
 
@@ -41,7 +41,7 @@ print("agree")
 @needs.package("triton").mark
 def test_the_recurrent_kernel_computes_the_rule(request):
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", UNDER_INTERPRETER, request.path.parent],
+        [sys.executable, "-W", "ignore", "-c", UNDER_INTERPRETER, *request.path.parents[:2]],
         env={"TRITON_INTERPRET": "1", "PATH": "", "HOME": "/nonexistent"},
         capture_output=True,
         text=True,

@@ -1,6 +1,7 @@
 """The compiled kernel on every instruction set, on random cases, and under sanitizers."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,18 @@ def test_random_cases_match_the_definition(instruction_set, dtype):
         inputs = random_case(generator)
         error = largest_error(inputs, dtype)
         assert error < TOLERANCE[dtype], f"case {number}: {error:.2e}"
+
+
+@pytest.mark.slow
+@needs.KERNEL.mark
+def test_the_fuzzer_runs_on_every_instruction_set():
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "fuzz_native.py", "--cases", "9"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("9 cases of each on portable")
 
 
 @needs.KERNEL.mark

@@ -48,6 +48,9 @@ def test_it_prints_and_exits_as_a_process_does(tmp_path, arguments, code):
 
 def test_an_error_of_ours_is_raised_and_everything_restored(tmp_path, monkeypatch):
     def broken():
+        os.chdir("/")
+        os.environ["LEFT_BEHIND"] = "yes"
+        torch.set_num_threads(torch.get_num_threads() + 1)
         raise RuntimeError("a bug")
 
     monkeypatch.setattr("mixerloop.cli.main._run", broken)
