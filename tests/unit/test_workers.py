@@ -111,7 +111,7 @@ def test_other_devices_are_fed_by_the_caller(threads):
     assert list(found) == [True] * 3
 
 
-# --- the same bits on one thread and on two --------------------------------------------------------
+# --- the same bits on one thread and on two -------------------------------------------------------
 
 
 def on_one_and_two(threads, function):
