@@ -52,6 +52,7 @@ bench: setup
 	$(BIN)/python benchmarks/operator_memory.py
 	$(BIN)/python benchmarks/training_memory.py
 	$(BIN)/python benchmarks/data.py
+	$(BIN)/mixerloop bench core --repeats 1  # the public bundle, unless $$MIXERLOOP_CORE_BUNDLE names one
 
 picture: setup
 	$(BIN)/python docs/images/loops.py

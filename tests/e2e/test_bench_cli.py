@@ -5,18 +5,22 @@ How fast anything is, is not tested: machines are shared. `make bench` measures.
 
 import importlib.util
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from command_line import mixerloop, refused
-from mixerloop.benchmarking import measure, operator, training
+from mixerloop.benchmarking import core, measure, operator, training
 from mixerloop.benchmarking.measure import Quartiles, Timing, check_close
 from mixerloop.config import preset
+from mixerloop.evaluation.core.bundle import Bundle
+from mixerloop.evaluation.core.evaluate import asked
 from mixerloop.model.gated_delta_net import GatedDeltaNet
 from mixerloop.model.initialization import fresh_model
 from mixerloop.ops import native_library
 
+BUNDLE = Path(__file__).parents[1] / "data" / "core_bundle"
 NANO = {
     "prefill": ("--sizes", "nano", "--batches", "1", "2", "--length", "40", "--warmup", "1"),
     "decode": ("--size", "nano"),
@@ -77,6 +81,10 @@ def test_the_operator_beside_its_peers():
         (("prefill", "--batches"), "name at least one batch"),
         (("train", "--loops"), "name at least one loop"),
         (("decode", "--schedule", "7x(A F)"), "the model has 6"),
+        (("core", "--examples", "0"), "--examples must be at least 1, got 0"),
+        (("core", "--threads", "0"), "--threads must be at least 1, got 0"),
+        (("core", "--bundle", str(BUNDLE), "--tasks", "coulours"), "did you mean"),
+        (("core", "--bundle", "nowhere"), "there is no such bundle"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(arguments, message):
@@ -163,3 +171,46 @@ def test_in_turn_means_in_turn():
     functions = {name: (lambda name=name: calls.append(name)) for name in "ab"}
     measure.interleaved(functions, warmup=1, repeats=2)
     assert calls == ["a", "b"] * 3
+
+
+def test_core_is_timed_against_every_sequence_whole(run_cli):
+    done = run_cli(
+        *("bench", "core", "--bundle", str(BUNDLE), "--threads", "1", "--repeats", "2", "--json")
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["decisions_differing"] == 0
+    assert (found["examples"], found["tasks"], found["threads"]) == (24, 3, 1)
+    low, high = found["plain_over_shared_quartiles"]
+    assert 0 < low <= found["plain_over_shared"] <= high
+    assert found["tokens_shared"] < found["tokens_plain"]
+    assert found["work_limit"] > found["tokens_plain"] / found["tokens_shared"]
+    assert {"commit", "machine", "implementation", "busy_cores"} <= set(found["provenance"])
+    assert len(found["bundle"]) == len(found["tokenizer"]) == 64
+
+
+def test_core_is_not_timed_where_a_decision_differs(monkeypatch):
+    bundle = Bundle(BUNDLE)
+    asking = [asked(bundle, task, limit=None) for task in bundle.tasks]
+    tokenizer = core.tokenizer_of(asking, vocab_size=4096)
+    model = fresh_model(preset("nano"), seed=0)
+    real = core.PlainScorer.score
+
+    def worst(self, questions):
+        return [
+            [scores._replace(losses=-scores.losses) for scores in of_question]
+            for of_question in real(self, questions)
+        ]
+
+    monkeypatch.setattr(core.PlainScorer, "score", worst)
+    with pytest.raises(FloatingPointError, match="of 24 decisions differ"):
+        core.measure_core(
+            "nano",
+            model,
+            asking,
+            schedule=model.schedule,
+            notation=model.config.schedule,
+            encode=tokenizer.encode_all,
+            context=1024,
+            repeats=1,
+        )

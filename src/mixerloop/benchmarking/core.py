@@ -19,8 +19,9 @@ from mixerloop.evaluation.core.answers import Answer, answer
 from mixerloop.evaluation.core.evaluate import AskedTask, questions
 from mixerloop.evaluation.core.prompts import prompts
 from mixerloop.evaluation.core.questions import Encode, Question
-from mixerloop.evaluation.looped_scorer import LoopedScorer
+from mixerloop.evaluation.looped_scorer import LoopedScorer, mixing_and_afterwards
 from mixerloop.evaluation.scorer import Candidate, Scorer, TokenScores, padded
+from mixerloop.model.accounting import account_model
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.schedule import Schedule
 
@@ -43,6 +44,8 @@ class CoreResult:
     """Fed by the plain scorer, padding included."""
     tokens_shared: int
     """Fed by ours, padding included."""
+    work_limit: float
+    """The ratio of the multiply-adds with weights alone."""
     decisions_differing: int
     """Always 0: with any other number nothing is timed."""
 
@@ -126,6 +129,7 @@ def measure_core(
         plain_over_shared_quartiles=(ratio.lower, ratio.upper),
         tokens_plain=fed[0],
         tokens_shared=fed[1],
+        work_limit=_work_limit(model, schedule, tokens, fed),
         decisions_differing=differing,
     )
 
@@ -140,6 +144,31 @@ def _answers(
         for number, parts in enumerate(zip(one.examples, of_task, scores, strict=True)):
             found.append(answer(number, *parts))
     return found
+
+
+def _work_limit(
+    model: LoopedLM,
+    schedule: Schedule,
+    tokens: Sequence[Sequence[Question]],
+    fed: tuple[int, int],
+) -> float:
+    """Multiply-adds with weights, plain over shared; the last ffns and the head run where scored.
+
+    A token that several candidates predict in one place counts for each of them.
+    """
+    account = account_model(model.config)
+    macs, head = account.projection_macs(), account.head_macs_per_token
+    candidates = [one for of_task in tokens for question in of_task for one in question.candidates]
+    scored = sum(len(one.tokens) - one.start for one in candidates)
+    everywhere, afterwards = (
+        sum(macs[one.sublayer] for one in part) for part in mixing_and_afterwards(model, schedule)
+    )
+    plain, shared = fed
+    return (
+        plain
+        * (everywhere + afterwards + head)
+        / (shared * everywhere + scored * (afterwards + head))
+    )
 
 
 def tokenizer_of(asking: Sequence[AskedTask], *, vocab_size: int) -> Tokenizer:

@@ -36,7 +36,7 @@ class TransportResult:
     """Against a forward per policy and window."""
     plain_over_shared_quartiles: tuple[float, float]
     batched_plain_over_shared: float
-    """Against a forward per policy over all windows at once."""
+    """Against a forward per policy over a batch of windows."""
     batched_plain_over_shared_quartiles: tuple[float, float]
     work_limit: float
     """The same from the projections and the head alone."""

@@ -147,6 +147,6 @@ def show_core(found: "CoreResult") -> None:
     print_table(table)
     print(
         f"shared prefixes are {found.plain_over_shared:.2f} x as fast and run "
-        f"{found.tokens_plain / found.tokens_shared:.2f} x fewer tokens; "
-        f"{found.decisions_differing} decisions differ"
+        f"{found.tokens_plain / found.tokens_shared:.2f} x fewer tokens; by work alone "
+        f"{found.work_limit:.2f} x; {found.decisions_differing} decisions differ"
     )

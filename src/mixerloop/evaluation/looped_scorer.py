@@ -37,11 +37,11 @@ T = TypeVar("T")
 Result = TypeVar("Result")
 BATCH_TOKENS = 2048
 """On a CPU, where the activations of more tokens do not stay in a core's cache."""
-ACCELERATOR_BATCH_TOKENS = 8192
-PADDING = 0.03
-"""Of a batch; more padding costs more than another batch."""
 STATE_BYTES = 64 * 2**20
 """Of the states a batch begins with; those it ends with take as much."""
+ACCELERATOR_BATCH_TOKENS, ACCELERATOR_STATE_BYTES = 8192, 512 * 2**20
+PADDING = 0.03
+"""Of a batch; more padding costs more than another batch."""
 TRUNK_STATE_BYTES = 256 * 2**20
 """Of the states of all trunks whose branches have not run yet."""
 WORTH_SHARING = 16
@@ -66,13 +66,14 @@ class LoopedScorer:
         self._model = model
         self._compute_dtype: ComputeDtype = compute_dtype
         self._schedule = model.schedule if schedule is None else schedule
-        self._mixing, self._afterwards = _cut(model, self._schedule)
+        self._mixing, self._afterwards = mixing_and_afterwards(model, self._schedule)
         self._share_prefixes = share_prefixes
         self._device = model.embedding.weight.device
         on_cpu = self._device.type == "cpu"
         self._most_tokens = BATCH_TOKENS if on_cpu else ACCELERATOR_BATCH_TOKENS
+        state_bytes = STATE_BYTES if on_cpu else ACCELERATOR_STATE_BYTES
         one_state = max(1, start(model, schedule=self._schedule).nbytes())
-        self._most_states = max(1, STATE_BYTES // one_state)
+        self._most_states = max(1, state_bytes // one_state)
         self._most_trunks = max(1, TRUNK_STATE_BYTES // one_state)
 
     def score(self, questions: Sequence[Sequence[Candidate]]) -> list[list[TokenScores]]:
@@ -82,13 +83,11 @@ class LoopedScorer:
         sharing: list[_Family] = []
         for of_question in sequences:
             scored = [one for one in of_question.values() if one.labels]
-            for family in _families(scored) if self._share_prefixes else ():
+            for family in _families(scored) if self._share_prefixes else [_Family(scored, 0)]:
                 if family.is_worth_sharing:
                     sharing.append(family)
                 else:
                     alone += family.sequences
-            if not self._share_prefixes:
-                alone += scored
         self._score_alone(alone)
         sharing.sort(key=lambda family: -family.shared)
         for at in range(0, len(sharing), self._most_trunks):
@@ -203,7 +202,7 @@ class LoopedScorer:
             one.found = {key: next(found) for key in one.labels}
 
 
-def _cut(model: LoopedLM, schedule: Schedule) -> tuple[Schedule, Schedule]:
+def mixing_and_afterwards(model: LoopedLM, schedule: Schedule) -> tuple[Schedule, Schedule]:
     """A schedule up to its last mixer, and the ffns after it, which need no token but their own.
 
     A pass residual may reach over the cut; a model that has one is not cut.
