@@ -7,7 +7,7 @@ not depend on the number of workers.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ ITEMS_PER_WORKER = 2
 
 def map_on_cores(
     function: Callable[[Item], Result], items: Iterable[Item], *, device: torch.device
-) -> Iterator[Result]:
+) -> Generator[Result]:
     """Yield `function(item)` for each item, in the order of the items.
 
     There are as many workers as torch has threads here; on another device than the CPU the caller
