@@ -164,14 +164,10 @@ class MixerLoopLM(TemplateLM):
             if int(token) in (self.text.eos_id, self.text.bos_id):
                 break  # the text ends, or the next one begins
             written.append(int(token))
-            if any(stop in self._after(prompt, written) for stop in stops):
+            if any(stop in self.text.decode(written) for stop in stops):
                 break
-        text = self._after(prompt, written)
+        text = self.text.decode(written)  # by itself, as the harness's own `hf` reads it
         return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)]
-
-    def _after(self, prompt: list[int], written: list[int]) -> str:
-        """What was written, as it reads behind the prompt."""
-        return self.text.decode(prompt + written)[len(self.text.decode(prompt)) :]
 
 
 def _candidate(context: list[int], continuation: list[int], most: int) -> Candidate:

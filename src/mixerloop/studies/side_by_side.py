@@ -113,10 +113,6 @@ def run_side_by_side(
                         heard(cell, f"failed: its process was killed ({_signal_name(-code)})")
                     elif not worker.last_line[0].startswith("failed: "):
                         heard(cell, f"failed: {worker.last_line[0] or f'exit code {code}'}")
-    except (KeyboardInterrupt, SystemExit):
-        for worker in running:
-            heard(worker.cell, "stopped; the same command goes on from here")
-        raise
     finally:
         _stop(running)
     return failed
