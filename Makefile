@@ -31,7 +31,8 @@ test: setup
 test-all: peers
 	$(PYTEST) --full
 
-check: setup
+# The types are checked against the optional packages too.
+check: peers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
