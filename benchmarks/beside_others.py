@@ -4,18 +4,19 @@
 
 `mixerloop train` on hops and on text, and `mixerloop generate`, run as a user runs them while this
 script starts and ends programs that keep a core busy each. Quiet and busy phases take turns within
-the life of one process. With --other the command of another installation is measured in turn with
-this one, on a quiet machine. Nothing else should run meanwhile.
+the life of one process. With --other the command of another installation then takes turns with
+this command, and their quiet speeds are compared. Nothing else should run meanwhile.
 """
 
 import json
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -28,8 +29,8 @@ HERE = Path(sys.executable).with_name("mixerloop")
 BUSY = (0, 1, 2)
 ROUNDS = 4
 PHASE_SECONDS = 5
-OTHER_ROUNDS = 4
-OTHER_SECONDS = 6
+OTHER_ROUNDS = 16
+OTHER_SECONDS = 4
 WARM_UP_SECONDS = 2
 PATIENCE = 120  # seconds until a command does something
 ENDLESS = "1000000"
@@ -110,6 +111,19 @@ class Watched:
         marks = [self.tokens_at(start + second) for second in range(seconds + 1)]
         return [after - before for before, after in pairwise(marks)]
 
+    def stop(self) -> None:
+        """Let the command wait until its next turn."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def rate_of_a_turn(self, seconds: float) -> float:
+        """Tokens a second of one turn, from its first progress to its last."""
+        began = len(self.seen)
+        self._process.send_signal(signal.SIGCONT)
+        time.sleep(seconds)
+        self.stop()
+        turn = self.seen[began:]
+        return (turn[-1].tokens - turn[0].tokens) / (turn[-1].at - turn[0].at)
+
     def end(self) -> None:
         """Kill the command; nothing of it is kept."""
         self._ended = True
@@ -166,20 +180,23 @@ def beside(what: str, data: Path) -> list[dict[str, object]]:
 
 
 def against(what: str, other: Path, data: Path) -> dict[str, object]:
-    """Quiet speed of this command over that of another installation, round by round."""
-    ratios = []
-    for round_ in range(OTHER_ROUNDS):
-        rates = {}
-        for name, command in (("here", HERE), ("other", other)):
-            run = data / f"{what}, {name} {round_}"
-            watched = Watched(what, command, data=data, run=run)
-            try:
-                start = time.monotonic()
-                time.sleep(OTHER_SECONDS + 1)
-            finally:
-                watched.end()
-            rates[name] = mean(watched.rates(start, OTHER_SECONDS))
-        ratios.append(rates["here"] / rates["other"])
+    """Quiet speed of this command over that of another installation.
+
+    Both are alive at once and take turns of a few seconds, the one that waits stopped by a signal,
+    so that a machine whose speed drifts favours neither. Who is first changes from round to round.
+    """
+    commands = {"here": HERE, "other": other}
+    with ExitStack() as both:
+        watched = {}
+        for name, command in commands.items():
+            watched[name] = Watched(what, command, data=data, run=data / f"{what}, {name}")
+            both.callback(watched[name].end)
+            watched[name].stop()
+        rates: dict[str, list[float]] = {name: [] for name in commands}
+        for round_ in range(OTHER_ROUNDS):
+            for name in sorted(commands, reverse=bool(round_ % 2)):
+                rates[name].append(watched[name].rate_of_a_turn(OTHER_SECONDS))
+    ratios = [here / there for here, there in zip(rates["here"], rates["other"], strict=True)]
     return {"what": what, "ratio_to_other": median(ratios), "rounds": ratios}
 
 
