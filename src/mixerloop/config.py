@@ -6,12 +6,12 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import tomli_w
 
 from mixerloop.notation import notation, resolve
-from mixerloop.schedule import Schedule
+from mixerloop.schedule import Schedule, Unit, repeated_unit
 from mixerloop.strict import from_dict, one_line, suggest
 
 Implementation = Literal["recurrent", "chunked", "native", "fla"]
@@ -22,13 +22,16 @@ ComputeDtype = Literal["float32", "bfloat16"]
 ComputeDtypeChoice = Literal["auto", "float32", "bfloat16"]
 """`auto` is bfloat16 where this machine multiplies it faster, which is measured."""
 InitRule = Literal["shared", "released"]
-"""`shared`: one draw for every schedule. `released`: output projections shrink with depth."""
-PassResidual = Literal["none", "mixer", "ffn", "block", "stack"]
-"""What one pass is, for the learned residual around each pass."""
+"""`shared`: one draw for every schedule. `released`: as in the authors' code, where the projection
+that writes what loops is drawn smaller."""
+PassResidual = Literal["none", "mixer", "ffn", "block", "stack", "released"]
+"""What one pass is, for the learned residual around each pass; `released`: what the schedule
+repeats, as in the authors' code."""
 Parallel = Literal["ddp", "fsdp"]
 """What several processes share: `ddp` gradients; `fsdp` weights and optimizer state as well."""
 Device = Literal["auto", "cpu", "cuda"]
 """`auto` is CUDA where there is one."""
+UNITS = get_args(Unit)
 BUDGETS = ("steps", "tokens", "flops", "seconds")
 
 Tables = dict[str, dict[str, Any]]
@@ -75,6 +78,7 @@ class ModelConfig:
         if not 0 < self.norm_eps < math.inf:
             raise ValueError(f"model.norm_eps must be above 0, got {self.norm_eps}")
         self.occurrences()
+        self.residual_unit()
 
     def occurrences(self) -> Schedule:
         """The schedule itself."""
@@ -82,6 +86,19 @@ class ModelConfig:
             return resolve(self.schedule, self.num_layers)
         except ValueError as error:
             raise ValueError(f"model.{error}") from None
+
+    def residual_unit(self) -> Unit | None:
+        """What a pass of the learned residual goes round, if there is such a residual."""
+        if self.pass_residual == "none":
+            return None
+        if self.pass_residual != "released":
+            return self.pass_residual
+        try:
+            return repeated_unit(self.occurrences())
+        except ValueError as error:
+            raise ValueError(
+                f"model.pass_residual = 'released': {error}; name a unit: {', '.join(UNITS)}"
+            ) from None
 
 
 def check_fits(what: object, num_ids: int, vocab_size: int) -> None:
@@ -103,8 +120,18 @@ PRESETS = {
     "110m": ModelConfig(
         num_layers=12, d_model=768, num_heads=12, d_head=64, d_ffn=2048, vocab_size=32_000
     ),
+    "105m": ModelConfig(
+        num_layers=24, d_model=512, num_heads=16, d_head=32, d_ffn=1536, vocab_size=32_000
+    ),
+    "328m": ModelConfig(
+        num_layers=20, d_model=1024, num_heads=32, d_head=32, d_ffn=3072, vocab_size=32_000
+    ),
+    "604m": ModelConfig(
+        num_layers=32, d_model=1024, num_heads=32, d_head=32, d_ffn=3072, vocab_size=128_256
+    ),
 }
-"""Sizes: 15m and 110m are the paper's, 42m is the released one, nano is for a laptop."""
+"""Sizes. 15m and 110m are the paper's. 105m, 328m and 604m are published in a later release. Of 42m
+only 8 layers and 4 passes are published: the rest is inferred. nano is for a laptop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +164,8 @@ class TrainConfig:
     seed: int = 1337
     """Seed of the weights, of the order of data and of whatever else is drawn."""
     init: InitRule = "shared"
-    """shared: one draw for every schedule; released: output projections shrink with depth."""
+    """shared: one draw for every schedule; released: as in the authors' code, where the output
+    projection of what loops shrinks."""
     global_batch: int = 512
     """Windows of one update, over all ranks."""
     micro_batch: int | None = None
@@ -314,7 +342,11 @@ def with_fitting_warmup(config: RunConfig) -> RunConfig:
 
 def dump(config: RunConfig) -> str:
     """A config as TOML with everything written out, the schedule in notation."""
-    model = replace(config.model, schedule=notation(config.model.occurrences()))
+    model = replace(
+        config.model,
+        schedule=notation(config.model.occurrences()),
+        pass_residual=config.model.residual_unit() or "none",
+    )
     return tomli_w.dumps(_without_none(dataclasses.asdict(replace(config, model=model))))
 
 

@@ -38,6 +38,7 @@ from mixerloop import machine
 CONFIG = "config.toml"
 PROVENANCE = "provenance.json"
 TOKENIZER = "tokenizer.model"
+IMPORTED = "imported.json"
 CONTENTS = "contents.json"
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"

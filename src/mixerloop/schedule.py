@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Sublayer = Literal["mixer", "ffn"]
+Unit = Literal["mixer", "ffn", "block", "stack"]
+"""What a loop can go round: a sublayer, a layer's mixer and ffn, or the whole stack."""
 PassCounts = int | Sequence[int]
 """One number of passes for every layer, or one for each."""
 
@@ -106,6 +108,19 @@ def num_layers_of(schedule: Schedule) -> int:
 def num_passes_of(schedule: Schedule) -> int:
     """The largest number of passes any sublayer makes."""
     return 1 + max(occurrence.pass_index for occurrence in schedule)
+
+
+def repeated_unit(schedule: Schedule) -> Unit | None:
+    """The unit that a schedule repeats, or nothing where every sublayer runs once."""
+    repeated = {occurrence.sublayer for occurrence in schedule if occurrence.pass_index > 0}
+    if len(repeated) < 2:
+        return repeated.pop() if repeated else None
+    sizes = num_layers_of(schedule), num_passes_of(schedule)
+    if schedule == full_loop(*sizes):
+        return "stack"
+    if schedule == block_loop(*sizes):
+        return "block"
+    raise ValueError("the schedule repeats mixers and ffns, but neither as blocks nor as a stack")
 
 
 def _layer_by_layer(

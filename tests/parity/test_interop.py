@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from mixerloop.config import ModelConfig
 from mixerloop.interop.folders import export, is_exported, read_exported
-from mixerloop.interop.layout import FLASH_LINEAR_ATTENTION, from_released, to_released
+from mixerloop.interop.layout import from_released, to_released
 from mixerloop.interop.loading import load_any
 from mixerloop.interop.released_config import model_config, released_config
 from mixerloop.model.initialization import fresh_model
@@ -56,35 +56,6 @@ def test_a_learned_residual_goes_along(tiny, tmp_path, schedule, unit):
         assert torch.equal(model(tokens), back(tokens))
 
 
-@pytest.mark.parametrize(
-    ("kind", "residual"),
-    [
-        *((kind, residual) for kind in ("mixerloop", "fullloop", "ffnloop") for residual in (0, 1)),
-        ("gated_deltanet", 0),
-    ],
-)
-def test_the_released_types_are_the_loops_they_are_named_for(tiny, tmp_path, kind, residual):
-    loops = {"mixerloop": "mixer_loop(4)", "fullloop": "full_loop(4)", "ffnloop": "ffn_loop(4)"}
-    units = {"mixerloop": "mixer", "fullloop": "stack", "ffnloop": "ffn"}
-    schedule = loops.get(kind, "no_loop")
-    model = model_of(tiny, schedule, pass_residual=units[kind] if residual else "none")
-    dialect = {"dialect": FLASH_LINEAR_ATTENTION} if kind == "gated_deltanet" else {}
-    tensors = to_released(dict(model.named_parameters()), num_layers=tiny.num_layers, **dialect)
-    tensors["lm_head.weight"] = tensors["model.embeddings.weight"].clone()
-    config = released_config(model.config) | {"model_type": kind}
-    del config["schedule"], config["pass_residual"]
-    config |= {"expand_v": 1.0, "fuse_norm": True, "attn_mode": "chunk", "hidden_act": "swish"}
-    folder = tmp_path / kind
-    folder.mkdir()
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    back, found = read_exported(folder)
-    assert found.model.occurrences() == model.schedule
-    tokens = tokens_of(tiny)
-    with torch.no_grad():
-        assert torch.equal(model(tokens), back(tokens))
-
-
 def test_half_precision_checkpoints_are_widened(tiny):
     model = model_of(tiny)
     tensors = to_released(dict(model.named_parameters()), num_layers=tiny.num_layers)
@@ -106,15 +77,23 @@ def test_half_precision_checkpoints_are_widened(tiny):
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"num_heads": 0}, "num_heads must be from 1"),
         ({"norm_eps": None}, "norm_eps is missing"),
-        ({"num_passes": 2}, "num_passes: the schedule says how often"),
-        ({"num_passes": 0, "schedule": None}, "num_passes = 0: not a number it can be"),
-        ({"schedule": "5x(A F)"}, "has 5 layers; the model has 3"),
-        ({"pass_residual": "foo"}, "unknown pass_residual 'foo'"),
+        ({"schedule": "mixer_loop(3)"}, "loop_count: the schedule says how often"),
+        ({"loop_count": None}, "loop_count is missing, so the number of passes is not known"),
+        ({"loop_count": 0}, "loop_count = 0: not a number it can be"),
+        ({"loop_count": True}, "loop_count = True: not a number it can be"),
+        ({"model_type": "gated_deltanet"}, "loop_count: a gated_deltanet has none"),
+        ({"use_residual": True}, "use_residual = true, but the weights do not have one"),
+        ({"use_residual": 1}, "use_residual = 1: neither true nor false"),
+        ({"pass_residual": "mixer"}, "use_residual: pass_residual says this"),
+        ({"loop_count": None, "schedule": "5x(A F)"}, "has 5 layers; the model has 3"),
+        ({"use_residual": None, "pass_residual": "foo"}, "unknown pass_residual 'foo'"),
         ({"pass_residual": ["mixer"]}, "pass_residual = ['mixer']: not a text"),
-        ({"schedule": 5}, "schedule = 5: not a text"),
+        ({"loop_count": None, "schedule": 5}, "schedule = 5: not a text"),
+        ({"model_type": "mixerloop_schedule", "loop_count": None}, "schedule is missing"),
+        ({"intermediate_size": None, "hidden_ratio": "4"}, "hidden_ratio = '4': not a number"),
         ({"head_dim": 4}, "its weights do not fit its config"),
-        ({"num_hidden_layers": 4, "schedule": "no_loop"}, "missing model.layers.3"),
-        ({"num_hidden_layers": 2, "schedule": "no_loop"}, "unexpected model.layers.2"),
+        ({"num_hidden_layers": 4}, "missing model.layers.3"),
+        ({"num_hidden_layers": 2}, "unexpected model.layers.2"),
     ],
 )
 def test_a_foreign_config_is_refused_by_key(tiny, tmp_path, change, named):

@@ -4,6 +4,7 @@
 import copy
 import dataclasses
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -313,13 +314,13 @@ def test_what_is_not_understood_is_an_error(twin, wrong):
 
 
 def test_an_unknown_key_of_a_config_is_an_error(tmp_path, twin):
-    with pytest.raises(ValueError, match="unknown key num_pases"):
-        mixerloop.interop.hf.MixerLoopConfig(num_pases=3)  # pyright: ignore
+    with pytest.raises(ValueError, match="unknown key loop_cuont; did you mean loop_count"):
+        mixerloop.interop.hf.MixerLoopConfig(loop_cuont=3)  # pyright: ignore
     assert type(twin.config).model_type == "mixerloop"
 
 
 def test_keys_that_must_have_one_value_may_be_there_with_it():
-    make: Any = mixerloop.interop.hf.MixerLoopConfig
+    make: Any = partial(mixerloop.interop.hf.MixerLoopConfig, loop_count=2)
     assert make(expand_v=1.0, use_gate=True, hidden_act="swish", num_v_heads=4).num_heads == 4
     with pytest.raises(ValueError, match="expand_v = 2"):
         make(expand_v=2)
@@ -332,9 +333,9 @@ def test_a_learned_residual_that_the_config_does_not_know_is_an_error(tiny, tmp_
     export(fresh_model(config, seed=3), tmp_path / "hf")
     path = tmp_path / "hf" / "config.json"
     given = json.loads(path.read_text())
-    del given["pass_residual"]
+    del given["use_residual"]
     path.write_text(json.dumps(given))
-    with pytest.raises(ValueError, match=r"model\.residual_weight; its config needs pass_residual"):
+    with pytest.raises(ValueError, match=r"model\.residual_weight; its config needs use_residual"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
 
 
@@ -402,8 +403,17 @@ def test_a_pickle_is_not_looked_for(twin, tmp_path):
 
 
 def test_a_number_of_passes_beside_a_schedule_is_an_error(twin, tmp_path):
-    with pytest.raises(ValueError, match="num_passes: the schedule says how often"):
-        AutoModelForCausalLM.from_pretrained(tmp_path / "hf", num_passes=2)
+    with pytest.raises((TypeError, ValueError), match="schedule"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "hf", schedule="3x(A2 F)")
+
+
+def test_a_number_of_passes_is_not_guessed(tmp_path, twin):
+    path = tmp_path / "hf" / "config.json"
+    given = json.loads(path.read_text())
+    del given["loop_count"]
+    path.write_text(json.dumps(given))
+    with pytest.raises(ValueError, match="loop_count is missing"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
 
 
 def test_saved_by_transformers_it_loads_here_and_there(twin, tmp_path):

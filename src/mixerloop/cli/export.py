@@ -10,6 +10,8 @@ from mixerloop import runs
 
 HELP = """Write a folder for `transformers`, with the names of the released checkpoints.
 
+A mixer, full or ffn loop is written as the authors write theirs, a model without a loop as
+flash-linear-attention does. Any other schedule has a type of its own, mixerloop_schedule.
 It loads with AutoModelForCausalLM.from_pretrained(DIR) after `import mixerloop.interop.hf`.
 
 examples:
@@ -38,9 +40,15 @@ class Export:
 
         loaded = load_any(self.run_path, implementation="chunked")
         tokenizer = loaded.folder / runs.TOKENIZER
-        export(loaded.model, self.out, tokenizer=tokenizer if tokenizer.is_file() else None)
+        model_type = export(
+            loaded.model,
+            self.out,
+            tokenizer=tokenizer if tokenizer.is_file() else None,
+            like=loaded.imported,
+        )
         if self.json:
-            print(runs.to_json({"folder": str(self.out), "of": str(loaded.folder)}), end="")
+            found = {"folder": str(self.out), "of": str(loaded.folder), "model_type": model_type}
+            print(runs.to_json(found), end="")
         else:
-            print(f"{self.out}: {loaded.folder} as transformers reads it")
+            print(f"{self.out}: {loaded.folder} as transformers reads it, type {model_type}")
             print("in Python: import mixerloop.interop.hf, then AutoModelForCausalLM")

@@ -12,7 +12,8 @@ from mixerloop.notation import notation
 
 HELP = """Make a run of a folder of `transformers`: a released checkpoint, or one we exported.
 
-Known are gated_deltanet (flash-linear-attention's own), mixerloop, fullloop and ffnloop.
+Known are gated_deltanet (flash-linear-attention's own), mixerloop, fullloop and ffnloop, and the
+mixerloop_schedule of our exports.
 
 examples:
   mixerloop import mixerloop-15m --out runs/released-15m
@@ -41,7 +42,7 @@ class Import:
         """Read, check, write."""
         runs.check_is_new(self.out)
         from mixerloop.data.tokenizer import Tokenizer
-        from mixerloop.interop.folders import CONFIG, is_exported, read_exported
+        from mixerloop.interop.folders import CONFIG, exported_config, is_exported, read_exported
         from mixerloop.model.checkpoint import save_run
 
         if not is_exported(self.folder):
@@ -52,7 +53,8 @@ class Import:
         if tokenizer is not None:
             check_fits(tokenizer, Tokenizer(tokenizer).vocab_size, config.model.vocab_size)
         facts = {"seed": None, "imported": str(self.folder), "implementation": model.implementation}
-        save_run(self.out, model, config, tokenizer=tokenizer, facts=facts)
+        imported = exported_config(self.folder)
+        save_run(self.out, model, config, tokenizer=tokenizer, imported=imported, facts=facts)
         schedule = notation(config.model.occurrences())
         parameters = sum(parameter.numel() for parameter in model.parameters())
         if self.json:

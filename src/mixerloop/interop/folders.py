@@ -1,7 +1,7 @@
 """Folders as `transformers` reads and writes them, to and from our models."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ from mixerloop import runs
 from mixerloop.config import ImplementationChoice, RunConfig
 from mixerloop.interop.layout import (
     HEAD,
+    LOOPED,
     RESIDUAL_WEIGHT,
     dialect_of,
     from_released,
     to_released,
 )
-from mixerloop.interop.released_config import model_config, released_config
+from mixerloop.interop.released_config import RELEASES, model_config, released_config
 from mixerloop.interop.tokenizer_json import write_tokenizer
 from mixerloop.model.initialization import meta_model
 from mixerloop.model.looped_lm import LoopedLM
@@ -33,23 +34,33 @@ def is_exported(path: Path) -> bool:
     return (path / CONFIG).is_file() and not (path / runs.CONFIG).exists()
 
 
-def export(model: LoopedLM, folder: Path, *, tokenizer: Path | None = None) -> None:
-    """Write a folder that loads after `import mixerloop.interop.hf`."""
-    config = model.config
-    tensors = to_released(dict(model.named_parameters()), num_layers=config.num_layers)
-    special = _special_tokens(tokenizer)
-    facts = {
-        "architectures": ["LoopedForCausalLM"],
-        **released_config(config),
-        **special,
-        "dtype": "float32",
-    }
+def export(
+    model: LoopedLM,
+    folder: Path,
+    *,
+    tokenizer: Path | None = None,
+    like: Mapping[str, Any] | None = None,
+) -> str:
+    """Write a folder that loads after `import mixerloop.interop.hf`, and say which type it has.
+
+    `like` is the config of the folder that the model came from, if it came from one.
+    """
+    facts = released_config(model.config, like=like)
+    kind = facts["model_type"]
+    tensors = to_released(
+        dict(model.named_parameters()),
+        num_layers=model.config.num_layers,
+        dialect=RELEASES[kind].dialect if kind in RELEASES else LOOPED,
+    )
+    if like is None:
+        facts |= _special_tokens(tokenizer)
     with runs.new_folder(folder) as making:
         save_file(tensors, making / WEIGHTS, metadata={"format": "pt"})
         runs.write_file(making / CONFIG, runs.to_json(facts))
         if tokenizer is not None:
             runs.write_file(making / runs.TOKENIZER, tokenizer.read_bytes())
             write_tokenizer(making)
+    return kind
 
 
 def read_exported(
@@ -62,8 +73,8 @@ def read_exported(
     """The model of a folder; whatever does not fit is named."""
     try:
         tensors = _tensors(folder)
-        rows = len(tensors[RESIDUAL_WEIGHT]) if RESIDUAL_WEIGHT in tensors else None
-        given = _config(folder)
+        rows = len(tensors[RESIDUAL_WEIGHT]) if RESIDUAL_WEIGHT in tensors else 0
+        given = exported_config(folder)
         config = model_config(given, residual_passes=rows, schedule=schedule, ignore=ignore)
         model = meta_model(config, implementation=implementation)
         _check_fit(tensors, model)
@@ -76,7 +87,8 @@ def read_exported(
     return model, RunConfig(model=config)
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def exported_config(folder: Path) -> dict[str, Any]:
+    """What a folder of `transformers` says of its model."""
     try:
         given = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except OSError as error:

@@ -3,10 +3,11 @@
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mixerloop import runs
 from mixerloop.config import ImplementationChoice, RunConfig
-from mixerloop.interop.folders import is_exported, read_exported, weight_files
+from mixerloop.interop.folders import exported_config, is_exported, read_exported, weight_files
 from mixerloop.model.checkpoint import load_model
 from mixerloop.model.looped_lm import LoopedLM
 
@@ -22,6 +23,8 @@ class Loaded:
     fingerprint: str
     is_run: bool
     """Whether results can be kept beside it."""
+    imported: dict[str, Any] | None
+    """The config.json of the folder of `transformers` that it is, or came from."""
 
 
 def load_any(path: Path, *, implementation: ImplementationChoice = "auto") -> Loaded:
@@ -31,7 +34,11 @@ def load_any(path: Path, *, implementation: ImplementationChoice = "auto") -> Lo
         hashes = [runs.sha256(file) for file in weight_files(path)]
         whole = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode())
         fingerprint = whole if isinstance(whole, str) else whole.hexdigest()
-        return Loaded(path, model, config, fingerprint, is_run=False)
+        given = exported_config(path)
+        return Loaded(path, model, config, fingerprint, is_run=False, imported=given)
     folder = runs.find_checkpoint(path)
     model, config = load_model(folder, implementation=implementation)
-    return Loaded(folder, model, config, runs.sha256(folder / runs.CONTENTS), is_run=True)
+    kept = folder / runs.IMPORTED
+    imported = runs.read_json(kept) if kept.is_file() else None
+    fingerprint = runs.sha256(folder / runs.CONTENTS)
+    return Loaded(folder, model, config, fingerprint, is_run=True, imported=imported)

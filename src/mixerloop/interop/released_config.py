@@ -1,26 +1,45 @@
 """A `config.json` of the released checkpoints, or of flash-linear-attention, as ours; and back.
 
 Every key is either read, or must have the one value our model has, or means nothing for what is
-computed. A key that is none of these is refused by name.
+computed. A key that is none of these is refused by name. A number of passes is never guessed.
 """
 
+import math
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from mixerloop.config import ModelConfig, PassResidual
+from mixerloop.interop.layout import FLASH_LINEAR_ATTENTION, LOOPED, Dialect
 from mixerloop.notation import notation
-from mixerloop.schedule import DEFAULT_NUM_PASSES
+from mixerloop.schedule import LOOPS, Unit, no_loop, num_passes_of
 from mixerloop.strict import one_of, suggest
 
-ModelType = Literal["gated_deltanet", "mixerloop", "fullloop", "ffnloop"]
-LOOP_OF = {
-    "gated_deltanet": "no_loop",
-    "mixerloop": "mixer_loop",
-    "fullloop": "full_loop",
-    "ffnloop": "ffn_loop",
+
+@dataclass(frozen=True)
+class Release:
+    """A type of model as others publish it."""
+
+    architecture: str
+    loop: str
+    """The named loop of all models of this type."""
+    unit: Unit | None = None
+    """What a pass of its learned residual goes round."""
+    dialect: Dialect = LOOPED
+
+
+NO_LOOP = "gated_deltanet"
+RELEASES = {
+    NO_LOOP: Release("GatedDeltaNetForCausalLM", "no_loop", dialect=FLASH_LINEAR_ATTENTION),
+    "mixerloop": Release("MixerLoopForCausalLM", "mixer_loop", "mixer"),
+    "fullloop": Release("FullLoopForCausalLM", "full_loop", "stack"),
+    "ffnloop": Release("FFNLoopForCausalLM", "ffn_loop", "ffn"),
 }
-UNIT_OF: dict[str, PassResidual] = {"mixerloop": "mixer", "fullloop": "stack", "ffnloop": "ffn"}
-"""What a pass of the learned residual goes round."""
+"""By `model_type`: flash-linear-attention's own, and the authors' three."""
+ANY_SCHEDULE = "mixerloop_schedule"
+"""Our own type, for every other schedule; the authors' classes cannot mistake it for theirs."""
+ANY_ARCHITECTURE = "LoopedForCausalLM"
+TYPES = (*RELEASES, ANY_SCHEDULE)
 
 SIZES = {
     "num_hidden_layers": "num_layers",
@@ -33,7 +52,8 @@ SIZES = {
     "norm_eps": "norm_eps",
 }
 """Theirs to ours."""
-OURS = ("schedule", "num_passes", "pass_residual")
+LOOP_COUNT, USE_RESIDUAL = "loop_count", "use_residual"
+LOOP_KEYS = (LOOP_COUNT, USE_RESIDUAL, "schedule", "pass_residual")
 MUST_BE: dict[str, tuple[Any, ...]] = {
     "expand_v": (1,),
     "use_gate": (True,),
@@ -47,14 +67,36 @@ MUST_BE: dict[str, tuple[Any, ...]] = {
     "attnres_block_size": (None,),
     "is_encoder_decoder": (False,),
 }
+HIDDEN_RATIO = "hidden_ratio"
+FFN_MULTIPLE = 256
 WITHOUT_MEANING = {
     *("model_type", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "return_dict", "_name_or_path"),
     *("initializer_range", "max_position_embeddings", "attn_mode", "fuse_norm", "fuse_swiglu"),
-    *("fuse_cross_entropy", "fuse_linear_cross_entropy", "use_l2warp", "hidden_ratio"),
+    *("fuse_cross_entropy", "fuse_linear_cross_entropy", "use_l2warp"),
     *("output_hidden_states", "output_attentions", "chunk_size_feed_forward", "problem_type"),
     *("id2label", "label2id", "layer_types", "num_attention_heads", "tokenizer_class"),
 }
+OURS_TO_SAY = {"model_type", "architectures", "auto_map", "dtype", "torch_dtype"}
+"""Keys without meaning that an export does not take over from the folder a model came from."""
+PUBLISHED = {
+    "attn_mode": "chunk",
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "expand_v": 1.0,
+    "fuse_cross_entropy": True,
+    "fuse_linear_cross_entropy": False,
+    "fuse_norm": True,
+    "fuse_swiglu": True,
+    "hidden_act": "swish",
+    HIDDEN_RATIO: 4,
+    "initializer_range": 0.02,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": True,
+    "use_cache": False,  # the authors' classes would keep one state for all passes of a layer
+}
+"""What the published files say beside sizes and loops."""
+PUBLISHED_WITHOUT_LOOP = {"use_gate": True, "use_short_conv": True}
 
 
 def model_config(
@@ -64,69 +106,143 @@ def model_config(
     schedule: str | None = None,
     ignore: Collection[str] = (),
 ) -> ModelConfig:
-    """Our config from theirs; `residual_passes` are the rows of a learned residual, if any.
+    """Our config from theirs.
 
-    A `schedule` that is given takes the place of theirs.
+    `residual_passes` are the rows of the learned residual among the weights; 0 is none, and None
+    leaves it to the config. A `schedule` that is given takes the place of theirs.
     """
     kind = given.get("model_type")
-    if not isinstance(kind, str) or kind not in LOOP_OF:
-        raise ValueError(f"model_type '{kind}' is not known here; {suggest(kind, LOOP_OF)}")
-    known = {*SIZES, *OURS, *MUST_BE, *WITHOUT_MEANING, "num_v_heads", *ignore}
+    if not isinstance(kind, str) or kind not in TYPES:
+        raise ValueError(f"model_type '{kind}' is not known here; {suggest(kind, TYPES)}")
+    given = {key: value for key, value in given.items() if key not in ignore}
+    read = (*SIZES, *LOOP_KEYS, *MUST_BE)
     for key in given:
-        if key not in known:
-            raise ValueError(f"unknown key {key}; {suggest(key, {*SIZES, *OURS, *MUST_BE})}")
+        if key not in {*read, *WITHOUT_MEANING, HIDDEN_RATIO, "num_v_heads"}:
+            raise ValueError(f"unknown key {key}; {suggest(key, read)}")
     for key, values in MUST_BE.items():
         if key in given and given[key] not in values:
             raise ValueError(f"{key} = {given[key]!r}: our models have {values[0]!r}")
     if given.get("num_v_heads") not in (None, given.get("num_heads")):
         raise ValueError("num_v_heads: our models have as many heads for values as for keys")
+    return ModelConfig(
+        **_sizes(given),
+        schedule=schedule or _schedule(kind, given),
+        pass_residual=_residual(kind, given, residual_passes),
+    )
+
+
+def released_type(config: ModelConfig) -> str:
+    """The published type that a model is, or our own."""
+    occurrences, unit = config.occurrences(), config.residual_unit()
+    sizes = config.num_layers, num_passes_of(occurrences)
+    if unit is None and occurrences == no_loop(config.num_layers):
+        return NO_LOOP
+    for kind, release in RELEASES.items():
+        if unit in (None, release.unit) and occurrences == LOOPS[release.loop](*sizes):
+            return kind
+    return ANY_SCHEDULE
+
+
+def released_config(config: ModelConfig, *, like: Mapping[str, Any] | None = None) -> dict:
+    """Ours as theirs.
+
+    `like` is the config of the folder the model came from. What has no meaning here is taken over
+    from it, and keys it does not have are left out where its reader knows what they are.
+    """
+    kind, unit = released_type(config), config.residual_unit()
+    needed: dict[str, Any] = {
+        "model_type": kind,
+        **{theirs: getattr(config, ours) for theirs, ours in SIZES.items()},
+    }
+    if kind == ANY_SCHEDULE:
+        needed |= {
+            "architectures": [ANY_ARCHITECTURE],
+            "schedule": notation(config.occurrences()),
+            "pass_residual": unit or "none",
+        }
+    else:
+        needed["architectures"] = [RELEASES[kind].architecture]
+    if kind in RELEASES and kind != NO_LOOP:
+        needed[LOOP_COUNT] = num_passes_of(config.occurrences())
+    if unit is not None and kind != ANY_SCHEDULE:
+        needed[USE_RESIDUAL] = True
+    usual = PUBLISHED | (PUBLISHED_WITHOUT_LOOP if kind == NO_LOOP else {})
+    if LOOP_COUNT in needed:
+        usual[USE_RESIDUAL] = False
+    if like is None:
+        return usual | needed
+    same_type = like.get("model_type") == kind
+    kept = {key: like[key] for key in like if key in WITHOUT_MEANING - OURS_TO_SAY}
+    usual = {key: value for key, value in usual.items() if key in like or not same_type}
+    return usual | kept | needed
+
+
+def _sizes(given: Mapping[str, Any]) -> dict[str, Any]:
+    given = dict(given)
+    if given.get("intermediate_size") is None and isinstance(given.get("hidden_size"), int):
+        given["intermediate_size"] = _ffn_width(given["hidden_size"], given.get(HIDDEN_RATIO))
     sizes = {ours: given[theirs] for theirs, ours in SIZES.items() if given.get(theirs) is not None}
     for theirs, ours in SIZES.items():
         if ours not in sizes and ours != "conv_width":  # which is 4 everywhere
             raise ValueError(f"{theirs} is missing")
-        if ours in sizes and (isinstance(sizes[ours], bool) or not _is_number(sizes[ours], ours)):
+        if ours in sizes and not _is_number(sizes[ours], ours):
             raise ValueError(f"{theirs} = {sizes[ours]!r}: not a number it can be")
-    for key in ("schedule", "pass_residual"):
-        if not isinstance(given.get(key), str | None):
-            raise ValueError(f"{key} = {given[key]!r}: not a text")
-    unit: PassResidual = one_of(PassResidual, given.get("pass_residual") or "none", "pass_residual")
-    if residual_passes is not None and unit == "none":
-        if kind not in UNIT_OF:
-            raise ValueError("a learned residual needs a loop to go round")
-        unit = UNIT_OF[kind]
-    written = given.get("schedule")
-    passes_given = given.get("num_passes") is not None and "num_passes" not in ignore
-    if passes_given and schedule is None:
-        if kind == "gated_deltanet":
-            raise ValueError("num_passes: a gated_deltanet has no loop; give a schedule")
-        if written is not None:
-            raise ValueError("num_passes: the schedule says how often; change that, or remove it")
-    text = schedule or written or _loop(kind, given, residual_passes)
-    return ModelConfig(**sizes, schedule=text, pass_residual=unit)
+    return sizes
 
 
-def released_config(config: ModelConfig) -> dict[str, Any]:
-    """Ours as theirs, with the schedule written out."""
-    sizes = {theirs: getattr(config, ours) for theirs, ours in SIZES.items()}
-    return {
-        "model_type": "mixerloop",
-        **sizes,
-        "schedule": notation(config.occurrences()),
-        "pass_residual": config.pass_residual,
-        "tie_word_embeddings": True,
-    }
+def _ffn_width(width: int, ratio: object) -> int | None:
+    """As flash-linear-attention works it out: two thirds of the ratio, in whole steps of 256."""
+    if ratio is None:
+        return None
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float):
+        raise ValueError(f"{HIDDEN_RATIO} = {ratio!r}: not a number it can be")
+    return FFN_MULTIPLE * math.ceil(int(width * ratio * 2 / 3) / FFN_MULTIPLE)
+
+
+def _schedule(kind: str, given: Mapping[str, Any]) -> str:
+    written, passes = given.get("schedule"), given.get(LOOP_COUNT)
+    if not isinstance(written, str | None):
+        raise ValueError(f"schedule = {written!r}: not a text")
+    if passes is not None and (not _is_number(passes, LOOP_COUNT) or passes < 1):
+        raise ValueError(f"{LOOP_COUNT} = {passes!r}: not a number it can be")
+    if passes is not None and written is not None:
+        raise ValueError(f"{LOOP_COUNT}: the schedule says how often; change that, or remove it")
+    if kind in (NO_LOOP, ANY_SCHEDULE) and passes is not None:
+        raise ValueError(f"{LOOP_COUNT}: a {kind} has none; give a schedule")
+    if written is not None:
+        return written
+    if kind == NO_LOOP:
+        return "no_loop"
+    if kind == ANY_SCHEDULE:
+        raise ValueError("schedule is missing")
+    if passes is None:
+        raise ValueError(f"{LOOP_COUNT} is missing, so the number of passes is not known")
+    return f"{RELEASES[kind].loop}({passes})"
+
+
+def _residual(kind: str, given: Mapping[str, Any], rows: int | None) -> PassResidual:
+    """What the config says of a learned residual, which must be what the weights say."""
+    unit, uses = given.get("pass_residual"), given.get(USE_RESIDUAL)
+    if not isinstance(unit, str | None):
+        raise ValueError(f"pass_residual = {unit!r}: not a text")
+    if not isinstance(uses, bool | None):
+        raise ValueError(f"{USE_RESIDUAL} = {uses!r}: neither true nor false")
+    if unit is not None and uses is not None:
+        raise ValueError(f"{USE_RESIDUAL}: pass_residual says this; remove one of them")
+    if unit is not None:
+        return one_of(PassResidual, unit, "pass_residual")
+    if rows is not None and uses is not None and uses != (rows > 0):
+        there = "have" if rows else "do not have"
+        raise ValueError(f"{USE_RESIDUAL} = {str(uses).lower()}, but the weights {there} one")
+    if not (uses if rows is None else rows):
+        return "none"
+    release = RELEASES.get(kind)
+    if release is None or release.unit is None:
+        raise ValueError("a learned residual needs a loop to go round")
+    return release.unit
 
 
 def _is_number(value: object, name: str) -> bool:
+    if isinstance(value, bool):
+        return False
     return isinstance(value, float if name == "norm_eps" else int)
-
-
-def _loop(kind: str, given: Mapping[str, Any], residual_passes: int | None) -> str:
-    if kind == "gated_deltanet":
-        return "no_loop"
-    passes = given.get("num_passes")
-    if passes is None:
-        passes = residual_passes or DEFAULT_NUM_PASSES
-    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
-        raise ValueError(f"num_passes = {passes!r}: not a number it can be")
-    return f"{LOOP_OF[kind]}({passes})"

@@ -35,15 +35,21 @@ def save_run(
     config: RunConfig,
     *,
     tokenizer: Path | None = None,
+    imported: Mapping[str, Any] | None = None,
     facts: Mapping[str, Any],
 ) -> None:
-    """Make a run that has weights and no training; `facts` go to its provenance."""
+    """Make a run that has weights and no training; `facts` go to its provenance.
+
+    `imported` is the config of the folder the weights came from, for an export to be like it.
+    """
     with runs.new_folder(path) as folder:
         checkpoint = runs.checkpoint_folder(folder, step=0)
         checkpoint.mkdir(parents=True)
         save_model(checkpoint, model, config)
         if tokenizer is not None:
             (checkpoint / runs.TOKENIZER).write_bytes(tokenizer.read_bytes())
+        if imported is not None:
+            runs.write_file(checkpoint / runs.IMPORTED, runs.to_json(imported))
         runs.seal(checkpoint)
         runs.write_file(folder / runs.CONFIG, configs.dump(config))
         runs.write_file(folder / runs.PROVENANCE, runs.to_json(runs.provenance(**facts)))

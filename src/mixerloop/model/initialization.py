@@ -15,7 +15,7 @@ from mixerloop.draws import Draws
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.model.norm import RMSNorm
 from mixerloop.model.pass_residual import PassResidualTable
-from mixerloop.schedule import num_passes_of
+from mixerloop.schedule import Schedule, num_passes_of
 from mixerloop.strict import one_of
 
 WEIGHT_STD = 0.02
@@ -46,13 +46,26 @@ def initialize(model: LoopedLM, *, seed: int, rule: InitRule = "shared") -> None
     one_of(InitRule, rule, "init rule")
     check_seed(seed)
     depth = 2 * model.config.num_layers * num_passes_of(model.schedule)
+    shrinking = _shrinking(model.schedule) if rule == "released" else None
     for path, module in model.named_modules():
-        shrinks = rule == "released" and path.endswith(".mixer.output_proj")
+        shrinks = shrinking is not None and path.endswith(shrinking)
         std = WEIGHT_STD / math.sqrt(depth) if shrinks else WEIGHT_STD
         for name, parameter in module.named_parameters(recurse=False):
             draws = Draws("weights", seed, f"{path}.{name}")
             values = _draw(module, name, parameter.shape, std, draws).astype(np.float32)
             parameter.copy_(torch.from_numpy(values))
+
+
+def _shrinking(schedule: Schedule) -> str | None:
+    """The projections that the authors' code draws smaller: those that write what is repeated.
+
+    Where the mixer is repeated, alone or with the ffn, its output projection; where only the ffn
+    is, the ffn's. Without a loop nothing is drawn smaller.
+    """
+    repeated = {occurrence.sublayer for occurrence in schedule if occurrence.pass_index > 0}
+    if "mixer" in repeated:
+        return ".mixer.output_proj"
+    return ".ffn.down_proj" if repeated else None
 
 
 def _draw(

@@ -95,11 +95,12 @@ class LoopedLM(nn.Module):
         self.final_norm = RMSNorm(
             config.d_model, config.norm_eps, implementation=self.implementation
         )
+        unit = config.residual_unit()
         self.pass_residual = (
             None
-            if config.pass_residual == "none"
+            if unit is None
             else PassResidualTable(
-                unit=config.pass_residual,
+                unit=unit,
                 num_passes=num_passes_of(self.schedule),
                 num_layers=config.num_layers,
                 d_model=config.d_model,

@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mixerloop.schedule import BLOCK, Occurrence
+from mixerloop.schedule import BLOCK, Occurrence, Unit
 
 
 class PassResidualTable(nn.Module):
     """One row of weights per pass round a unit: a mixer, an ffn, a layer's block, the stack."""
 
-    def __init__(self, *, unit: str, num_passes: int, num_layers: int, d_model: int) -> None:
+    def __init__(self, *, unit: Unit, num_passes: int, num_layers: int, d_model: int) -> None:
         super().__init__()
         first, last = BLOCK if unit in ("block", "stack") else (unit, unit)
         self._opening = (first, 0 if unit == "stack" else None)

@@ -1,27 +1,21 @@
-"""AdamW with the paper's groups: matrices decay, what scales or shifts a channel does not."""
+"""AdamW with the paper's groups: matrices decay, vectors and scalars do not."""
 
 from torch import nn
 from torch.optim import AdamW
 
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.model.pass_residual import PassResidualTable
 
 BETAS = (0.9, 0.95)
 EPS = 1e-8
 
 
 def decays(model: LoopedLM) -> dict[str, bool]:
-    """For each parameter, whether it decays: matrices, filters and the embedding.
+    """For each parameter, whether it decays.
 
-    Norms, decay rates, time steps and the per-pass residual scale or shift channel by channel.
+    Matrices, filters, the embedding and, as in the authors' code, the table of the learned residual
+    do. Norms, decay rates and time steps do not.
     """
-    tables = [
-        name for name, module in model.named_modules() if isinstance(module, PassResidualTable)
-    ]
-    return {
-        name: parameter.ndim >= 2 and name.rpartition(".")[0] not in tables
-        for name, parameter in model.named_parameters()
-    }
+    return {name: parameter.ndim >= 2 for name, parameter in model.named_parameters()}
 
 
 def make_optimizer(model: LoopedLM, *, peak_lr: float, weight_decay: float) -> AdamW:

@@ -6,28 +6,35 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from mixerloop.config import ModelConfig
-from mixerloop.interop.released_config import MUST_BE, WITHOUT_MEANING, model_config
+from mixerloop.interop.released_config import (
+    ANY_SCHEDULE,
+    HIDDEN_RATIO,
+    LOOP_KEYS,
+    MUST_BE,
+    NO_LOOP,
+    SIZES,
+    WITHOUT_MEANING,
+    model_config,
+)
 from mixerloop.strict import suggest
 
 
 @strict
-class MixerLoopConfig(PreTrainedConfig):
-    """Sizes, and the schedule; without one, the loop that the model type is named for."""
+class LoopedConfig(PreTrainedConfig):
+    """Sizes that all types share."""
 
-    model_type = "mixerloop"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    has_no_defaults_at_init = True  # a number of passes has none
 
     vocab_size: int = 32_000
     hidden_size: int = 288
     num_hidden_layers: int = 6
     num_heads: int = 4
     head_dim: int = 72
-    intermediate_size: int = 768
+    intermediate_size: int | None = None
+    hidden_ratio: int | float | None = 4
     conv_size: int = 4
     norm_eps: float = 1e-5
-    schedule: str | None = None
-    num_passes: int | None = None
-    pass_residual: str | None = None
     tie_word_embeddings: bool = True
     use_cache: bool = True
     initializer_range: float = 0.02
@@ -40,19 +47,28 @@ class MixerLoopConfig(PreTrainedConfig):
         base = {"name_or_path", "attn_implementation", "experts_implementation", "num_labels"}
         ours = set(type(self).__dataclass_fields__)
         checked = {key: kwargs.pop(key) for key in (*MUST_BE, "num_v_heads") if key in kwargs}
-        checked |= {key: getattr(self, key) for key in MUST_BE if key in ours}
+        fixed = {key: value for key, value in checked.items() if key not in ours}
         for key in kwargs:
             if key not in WITHOUT_MEANING | base and not key.startswith("_"):
                 raise ValueError(f"unknown key {key}; {suggest(key, sorted(ours))}")
         super().__post_init__(**kwargs)
-        self.model(**checked)
+        self.model(**fixed)
 
     def model(self, **checked: Any) -> ModelConfig:
         """As our own models have it; `checked` are keys that must have the one value it has."""
-        keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_heads", "head_dim")
-        keys += ("intermediate_size", "conv_size", "norm_eps", "schedule", "num_passes")
-        given = {key: getattr(self, key) for key in (*keys, "pass_residual")}
+        keys = (*SIZES, *LOOP_KEYS, *MUST_BE, HIDDEN_RATIO)
+        given = {key: getattr(self, key) for key in keys if hasattr(self, key)}
         return model_config({"model_type": self.model_type, **given, **checked})
+
+
+@strict
+class MixerLoopConfig(LoopedConfig):
+    """The mixer of each layer loops."""
+
+    model_type = "mixerloop"
+
+    loop_count: int | None = None
+    use_residual: bool | None = None
 
 
 @strict
@@ -67,3 +83,20 @@ class FFNLoopConfig(MixerLoopConfig):
     """The ffn of each layer loops."""
 
     model_type = "ffnloop"
+
+
+@strict
+class ScheduleConfig(LoopedConfig):
+    """Any schedule, written out."""
+
+    model_type = ANY_SCHEDULE
+
+    schedule: str | None = None
+    pass_residual: str | None = None
+
+
+@strict
+class NoLoopConfig(LoopedConfig):
+    """No loop, under the name of flash-linear-attention's model."""
+
+    model_type = NO_LOOP

@@ -16,7 +16,14 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from mixerloop.config import Implementation, ModelConfig
-from mixerloop.interop.hf.configuration import FFNLoopConfig, FullLoopConfig, MixerLoopConfig
+from mixerloop.interop.hf.configuration import (
+    FFNLoopConfig,
+    FullLoopConfig,
+    LoopedConfig,
+    MixerLoopConfig,
+    NoLoopConfig,
+    ScheduleConfig,
+)
 from mixerloop.model.pass_residual import PassResidualTable
 from mixerloop.ops.gated_delta_mixing import MixingWeights, Projected, gated_delta_mixing
 from mixerloop.ops.gated_delta_rule import choose_implementation
@@ -61,8 +68,19 @@ class LoopedMixer(nn.Module):
         self.A_log = nn.Parameter(torch.zeros(config.num_heads))
         self.dt_bias = nn.Parameter(torch.zeros(config.num_heads))
 
-    def forward(self, x: Tensor, state: LinearState | None = None) -> tuple[Tensor, LinearState]:
-        """The update to the residual, and the state to go on from."""
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        state: LinearState | None = None,
+    ) -> tuple[Tensor, LinearState]:
+        """The update to the residual, and the state to go on from.
+
+        A token whose `attention_mask` is zero writes nothing.
+        """
+        x = hidden_states
+        if attention_mask is not None:
+            x = x * attention_mask[..., None].to(x.dtype)
         wide = torch.promote_types(x.dtype, torch.float32)
         filters = [self.q_conv1d(), self.k_conv1d(), self.v_conv1d()]
         memory, history = (None, None) if state is None else state
@@ -107,6 +125,10 @@ class LoopedLayer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.attn_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self._add_parts(config)
+
+    def _add_parts(self, config: ModelConfig) -> None:
+        """What the authors' layers and flash-linear-attention's call by different names."""
         self.mixer = LoopedMixer(config)
         self.ffn_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self.ffn = LoopedFFN(config)
@@ -115,7 +137,7 @@ class LoopedLayer(nn.Module):
         self,
         residual: Tensor,
         sublayer: Sublayer,
-        keep: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         state: LinearState | None = None,
     ) -> tuple[Tensor, LinearState | None]:
         """The residual after one of the two, and the state for the mixer to go on from.
@@ -126,17 +148,41 @@ class LoopedLayer(nn.Module):
         if sublayer == "ffn":
             return residual + self.ffn(self.ffn_norm(residual)), None
         x = self.attn_norm(residual)
-        update, state = self.mixer(x if keep is None else x * keep, state)
+        update, state = self.mixer(x, attention_mask=attention_mask, state=state)
         return residual + update, state
+
+
+class NoLoopLayer(LoopedLayer):
+    """The same, with the names of flash-linear-attention."""
+
+    def _add_parts(self, config: ModelConfig) -> None:
+        self.attn = LoopedMixer(config)
+        self.mlp_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.mlp = LoopedFFN(config)
+
+    @property
+    def mixer(self) -> LoopedMixer:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The mixer."""
+        return self.attn
+
+    @property
+    def ffn_norm(self) -> nn.RMSNorm:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The norm before the ffn."""
+        return self.mlp_norm
+
+    @property
+    def ffn(self) -> LoopedFFN:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The ffn."""
+        return self.mlp
 
 
 class LoopedPreTrainedModel(PreTrainedModel):
     """What both models share."""
 
-    config_class = MixerLoopConfig
+    config_class = LoopedConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["LoopedLayer"]  # noqa: RUF012
+    _no_split_modules = ["LoopedLayer", "NoLoopLayer"]  # noqa: RUF012
     _keep_in_fp32_modules_strict = ["A_log", "dt_bias"]  # noqa: RUF012
     _is_stateful = True
 
@@ -158,7 +204,7 @@ class LoopedPreTrainedModel(PreTrainedModel):
         model, found = load(*args, output_loading_info=True, use_safetensors=True, **options)
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             if names := sorted(map(str, found[kind])):
-                hint = "; its config needs pass_residual" * any("residual" in one for one in names)
+                hint = "; its config needs use_residual" * any("residual" in one for one in names)
                 raise ValueError(f"{kind.replace('_', ' ')}: {', '.join(names)}{hint}")
         return (model, found) if output_loading_info else model
 
@@ -180,13 +226,16 @@ class LoopedPreTrainedModel(PreTrainedModel):
 class LoopedModel(LoopedPreTrainedModel):
     """Embed, walk the schedule, norm."""
 
-    def __init__(self, config: MixerLoopConfig) -> None:
+    config_class = ScheduleConfig
+    layer_class: type[LoopedLayer] = LoopedLayer
+
+    def __init__(self, config: LoopedConfig) -> None:
         super().__init__(config)
         ours = config.model()
         self.schedule = ours.occurrences()
         self.mixer_occurrences = [one for one in self.schedule if one.sublayer == "mixer"]
         self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        layers = nn.ModuleList(LoopedLayer(ours) for _ in range(ours.num_layers))
+        layers = nn.ModuleList(self.layer_class(ours) for _ in range(ours.num_layers))
         self.layers = cast(Sequence[LoopedLayer], layers)
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self._table = (_passes(ours),)  # in a tuple, so that its weights are not a second set
@@ -226,8 +275,8 @@ class LoopedModel(LoopedPreTrainedModel):
         residual = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        keep = _kept(attention_mask, residual)
-        if keep is not None and _pads_behind(keep):
+        mask = _needed_mask(attention_mask, residual)
+        if mask is not None and _pads_behind(mask):
             if use_cache:
                 raise ValueError("attention_mask: with a cache, padding goes before a text")
             use_cache = False  # the state after the padding is not the state after the text
@@ -249,7 +298,7 @@ class LoopedModel(LoopedPreTrainedModel):
                 residual, _ = self._run(partial(layer, sublayer="ffn"), residual)
             else:
                 cache = _layer(past_key_values, state_at)
-                run = partial(layer, sublayer="mixer", keep=keep, state=_state(cache))
+                run = partial(layer, sublayer="mixer", attention_mask=mask, state=_state(cache))
                 residual, state = self._run(run, residual)
                 if cache is not None and use_cache:
                     _remember(cache, state)
@@ -283,12 +332,16 @@ class LoopedModel(LoopedPreTrainedModel):
 class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
     """A looped model with its tied head."""
 
+    config_class = ScheduleConfig
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}  # noqa: RUF012
     accepts_loss_kwargs = True
+    model_class: type[LoopedModel] = LoopedModel
 
-    def __init__(self, config: MixerLoopConfig) -> None:
+    def __init__(self, config: LoopedConfig) -> None:
         super().__init__(config)
-        self.model = LoopedModel(config)
+        assert self.generation_config is not None
+        self.generation_config.use_cache = True  # whatever a config of training says
+        self.model = self.model_class(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
@@ -375,6 +428,18 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
         return {**inputs, "input_ids": input_ids, "attention_mask": attention_mask}
 
 
+class MixerLoopModel(LoopedModel):
+    """Under the name of the released mixer loops."""
+
+    config_class = MixerLoopConfig
+
+
+class MixerLoopForCausalLM(LoopedForCausalLM):
+    """Under the name of the released mixer loops."""
+
+    config_class = MixerLoopConfig
+
+
 class FullLoopModel(LoopedModel):
     """Under the name of the released full loops."""
 
@@ -399,8 +464,22 @@ class FFNLoopForCausalLM(LoopedForCausalLM):
     config_class = FFNLoopConfig
 
 
-def _kept(attention_mask: Tensor | None, residual: Tensor) -> Tensor | None:
-    """Zero where there is padding; before a text, tokens of zeros write nothing."""
+class NoLoopModel(LoopedModel):
+    """With the names of flash-linear-attention."""
+
+    config_class = NoLoopConfig
+    layer_class = NoLoopLayer
+
+
+class GatedDeltaNetForCausalLM(LoopedForCausalLM):
+    """With the names of flash-linear-attention."""
+
+    config_class = NoLoopConfig
+    model_class = NoLoopModel
+
+
+def _needed_mask(attention_mask: Tensor | None, residual: Tensor) -> Tensor | None:
+    """The mask, checked, or nothing where nothing is padding."""
     if attention_mask is None:
         return None
     if attention_mask.shape != residual.shape[:2]:
@@ -409,12 +488,12 @@ def _kept(attention_mask: Tensor | None, residual: Tensor) -> Tensor | None:
         )
     if bool(attention_mask.all()):
         return None
-    return attention_mask[..., None].to(residual.dtype)
+    return attention_mask
 
 
-def _pads_behind(keep: Tensor) -> bool:
+def _pads_behind(mask: Tensor) -> bool:
     """Whether there is padding behind a token of some text."""
-    return bool((keep[:, 1:] < keep[:, :-1]).any())
+    return bool((mask[:, 1:] < mask[:, :-1]).any())
 
 
 def _layer(cache: Cache | None, number: int) -> LinearAttentionLayer | None:
@@ -444,7 +523,7 @@ def _remember(cache: LinearAttentionLayer, state: LinearState) -> None:
 
 def _passes(config: ModelConfig) -> PassResidualTable | None:
     """Which passes a learned residual goes round; its weights are the model's own parameter."""
-    if config.pass_residual == "none":
+    if config.residual_unit() is None:
         return None
     from mixerloop.model.initialization import meta_model
 
