@@ -21,6 +21,7 @@ from mixerloop.ops import native_library
 from skip_reasons import Need
 
 CORPUS_VARIABLE = "MIXERLOOP_CORPUS"
+RELEASED_VARIABLE = "MIXERLOOP_RELEASED"
 CHROMIUM_PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser")
 EXTRAS = {  # the extra of pyproject.toml that installs a package
     "transformers": "hf",
@@ -64,10 +65,13 @@ NO_CUDA = Need("needs a machine without a CUDA device", lambda: not torch.cuda.i
 CHROMIUM = Need("needs Chromium", lambda: CHROMIUM_PROGRAM is not None)
 BUNDLE = Need(f"needs the CORE bundle in ${BUNDLE_VARIABLE}", lambda: BUNDLE_VARIABLE in os.environ)
 CORPUS = Need(f"needs the corpora in ${CORPUS_VARIABLE}", lambda: CORPUS_VARIABLE in os.environ)
+RELEASED = Need(
+    f"needs the released configs in ${RELEASED_VARIABLE}", lambda: RELEASED_VARIABLE in os.environ
+)
 ALL = (
     *PACKAGES.values(),
     *INSTRUCTION_SETS.values(),
-    *(KERNEL, COMPILER, GCC, X86, PROC, CUDA, NO_CUDA, CHROMIUM, BUNDLE, CORPUS),
+    *(KERNEL, COMPILER, GCC, X86, PROC, CUDA, NO_CUDA, CHROMIUM, BUNDLE, CORPUS, RELEASED),
 )
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import sentencepiece
@@ -210,7 +211,24 @@ def lm_eval(place, out, *arguments):
 @pytest.mark.slow
 @needs.package("lm_eval").mark
 def test_lm_eval_gives_one_score_both_ways(exported):
-    place = exported
+    check_lm_eval(exported)
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@needs.package("lm_eval").mark
+@needs.RELEASED.mark
+def test_lm_eval_gives_one_score_both_ways_with_the_published_tokenizer(tmp_path):
+    tokenizer = Path(os.environ[needs.RELEASED_VARIABLE]) / "tokenizer.model"
+    sizes = model_file(vocab_size=32_000, schedule="mixer_loop(2)")
+    (tmp_path / "small.toml").write_text(sizes)
+    mixerloop("init", "small.toml", "--tokenizer", tokenizer, "--out", "run", cwd=tmp_path)
+    mixerloop("export", "run", "--to", "hf", "--out", "hf", cwd=tmp_path)
+    check_lm_eval(tmp_path)
+
+
+def check_lm_eval(place):
+    """A run and its folder by our adapter, and the folder by lm-eval's own, answer alike."""
     (place / "tasks").mkdir()
     rows = [
         {

@@ -4,6 +4,7 @@
 import copy
 import dataclasses
 import json
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -225,6 +226,49 @@ def test_hooks_on_a_mixer_see_every_pass(twin):
     twin.model.layers[1].mixer.register_forward_hook(lambda *args: seen.append(args[2][0]))
     twin(tokens_of(twin.config.vocab_size))
     assert len(seen) == 3
+
+
+@pytest.mark.parametrize(
+    ("loop", "mixers", "ffns"),
+    [("mixer_loop(3)", 3, 1), ("full_loop(3)", 3, 3), ("ffn_loop(3)", 1, 3)],
+)
+def test_a_script_that_hooks_mixers_as_the_authors_do_runs(tiny, tmp_path, loop, mixers, ffns):
+    """Record what enters and leaves each mixer, then let a mixer run again on a part of it."""
+    ours = lively(dataclasses.replace(tiny, schedule=loop))
+    export(ours, tmp_path / "hf")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+    assert model.config.loop_count == 3
+    ffn_calls = Counter()
+    calls: dict[int, list[Any]] = {number: [] for number in range(tiny.num_layers)}
+
+    def keep(number):
+        def hook(module, args, kwargs, output):
+            x = args[0] if args else kwargs["hidden_states"]
+            calls[number].append((x, output[0]))
+
+        return hook
+
+    handles = [
+        layer.ffn.register_forward_hook(lambda module, args, output: ffn_calls.update([module]))
+        for layer in model.model.layers
+    ]
+    handles += [
+        layer.mixer.register_forward_hook(keep(number), with_kwargs=True)
+        for number, layer in enumerate(model.model.layers)
+    ]
+    with torch.no_grad():
+        model(tokens_of(tiny.vocab_size), attention_mask=None, use_cache=False)
+    for handle in handles:
+        handle.remove()
+    assert {len(found) for found in calls.values()} == {mixers}
+    assert set(ffn_calls.values()) == {ffns}
+    for number, layer in enumerate(model.model.layers):
+        for x, update in calls[number]:
+            with torch.no_grad():
+                again = layer.mixer(hidden_states=x, attention_mask=None)[0]
+                alone = layer.mixer(x[:, -1:], attention_mask=None)[0]  # without its context
+            assert torch.equal(again, update)
+            assert not torch.allclose(alone, update[:, -1:], atol=1e-3)
 
 
 def test_checkpointing_changes_no_gradient(twin):

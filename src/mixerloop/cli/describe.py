@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from mixerloop import config, paper, runs
-from mixerloop.notation import resolve, shortened
+from mixerloop.notation import notation, resolve, shortened
 from mixerloop.reports.schedule_diagram import draw
 from mixerloop.schedule import LOOPS
 
@@ -23,7 +23,7 @@ HELP = """Parameters, compute, state and activations of a size under each schedu
 examples:
   mixerloop describe 15m
   mixerloop describe 110m --schedule "12x(A2 F)" --schedule "4x(A F) 2x(4x(A F)) 4x(A F)"
-  mixerloop describe 15m --json
+  mixerloop describe RUN --json
   mixerloop describe 15m --picture loops.svg
 """
 
@@ -33,7 +33,7 @@ class Describe:
     """The options of `mixerloop describe`."""
 
     size: tyro.conf.Positional[str]
-    """nano, 15m, 42m, 110m, or a config file ending in .toml."""
+    """A preset such as nano or 15m, a config file ending in .toml, a run, or an exported folder."""
     schedule: Annotated[list[str], tyro.conf.UseAppendAction] = field(default_factory=list)
     """A schedule to add to the five named loops; may be repeated."""
     picture: Path | None = None
@@ -43,9 +43,11 @@ class Describe:
 
     def run(self) -> None:
         """Count and print."""
-        model_config = config.preset_or_file(self.size).model
+        model_config = self._model()
         num_layers = model_config.num_layers
         schedules = {text: resolve(text, num_layers) for text in (*LOOPS, *self.schedule)}
+        if (own := model_config.occurrences()) not in schedules.values():
+            schedules[notation(own)] = own
 
         from mixerloop.model.accounting import account_model, account_schedule
 
@@ -60,6 +62,15 @@ class Describe:
             print(to_json(self.size, model, accounts))
         else:
             show(self.size, model, accounts)
+
+    def _model(self) -> config.ModelConfig:
+        """A preset, a file, or the model in a folder."""
+        path = Path(self.size)
+        if self.size in config.PRESETS or not path.is_dir():
+            return config.preset_or_file(self.size).model
+        from mixerloop.interop.loading import model_of
+
+        return model_of(path)
 
 
 def to_json(size: str, model: "ModelAccount", accounts: "dict[str, ScheduleAccount]") -> str:

@@ -24,13 +24,13 @@ class Init:
     """The options of `mixerloop init`."""
 
     size: tyro.conf.Positional[str]
-    """nano, 15m, 42m, 110m, or a config file ending in .toml."""
+    """A preset such as nano or 15m, or a config file ending in .toml."""
     out: Path
     """The run to make."""
     schedule: str | None = None
     """Notation such as 6x(A4 F), or a named loop; the size's own is mixer_loop."""
     init: str = "shared"
-    """shared: one draw for every schedule; released: output projections shrink with depth."""
+    """shared: one draw for every schedule; released: as in the authors' code."""
     tokenizer: Path | None = None
     """A SentencePiece model to go with the weights."""
     seed: int = 1337

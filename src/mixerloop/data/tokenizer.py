@@ -46,6 +46,14 @@ class Tokenizer:
         start = [self.bos_id] if self.bos_id >= 0 else []
         return [start + ids for ids in self._processor.EncodeAsIds(texts)]
 
+    def pieces(self) -> list[tuple[str, float]]:
+        """What each token id stands for, and how early it is merged: the highest score first."""
+        processor = self._processor
+        return [
+            (processor.IdToPiece(number), processor.GetScore(number))
+            for number in range(self.vocab_size)
+        ]
+
     def decode(self, ids: list[int]) -> str:
         """The text of token ids; bytes that are not yet a character show as U+FFFD."""
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:

@@ -1,7 +1,8 @@
 """Folders as `transformers` reads and writes them, to and from our models."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mixerloop import runs
-from mixerloop.config import ImplementationChoice, RunConfig
+from mixerloop.config import ImplementationChoice, ModelConfig, RunConfig
 from mixerloop.interop.layout import (
     HEAD,
     LOOPED,
@@ -71,11 +72,9 @@ def read_exported(
     ignore: Collection[str] = (),
 ) -> tuple[LoopedLM, RunConfig]:
     """The model of a folder; whatever does not fit is named."""
+    config = exported_model(folder, schedule=schedule, ignore=ignore)
     try:
         tensors = _tensors(folder)
-        rows = len(tensors[RESIDUAL_WEIGHT]) if RESIDUAL_WEIGHT in tensors else 0
-        given = exported_config(folder)
-        config = model_config(given, residual_passes=rows, schedule=schedule, ignore=ignore)
         model = meta_model(config, implementation=implementation)
         _check_fit(tensors, model)
         ours = from_released(tensors, num_layers=config.num_layers)
@@ -85,6 +84,18 @@ def read_exported(
         raise ValueError(f"{folder}: damaged, or of another model: {one_line(error)}") from None
     model.load_state_dict(ours, assign=True)
     return model, RunConfig(model=config)
+
+
+def exported_model(
+    folder: Path, *, schedule: str | None = None, ignore: Collection[str] = ()
+) -> ModelConfig:
+    """Sizes and schedule of a folder's model, without its weights."""
+    try:
+        rows = _residual_rows(folder)
+        given = exported_config(folder)
+        return model_config(given, residual_passes=rows, schedule=schedule, ignore=ignore)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from None
 
 
 def exported_config(folder: Path) -> dict[str, Any]:
@@ -119,12 +130,27 @@ def weight_files(folder: Path) -> list[Path]:
 def _tensors(folder: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for file in weight_files(folder):
-        try:
-            with safe_open(file, framework="pt") as opened:
-                found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{file.name}: not a readable safetensors file: {error}") from None
+        with _opened(file) as opened:
+            found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     return found
+
+
+def _residual_rows(folder: Path) -> int:
+    """Passes that the weights have a learned residual for."""
+    for file in weight_files(folder):
+        with _opened(file) as opened:
+            if RESIDUAL_WEIGHT in opened.keys():  # noqa: SIM118
+                return (*opened.get_slice(RESIDUAL_WEIGHT).get_shape(), 1)[0]
+    return 0
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file.name}: not a readable safetensors file: {error}") from None
 
 
 def _check_fit(tensors: dict[str, Tensor], model: LoopedLM) -> None:

@@ -5,9 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mixerloop import config as configs
 from mixerloop import runs
-from mixerloop.config import ImplementationChoice, RunConfig
-from mixerloop.interop.folders import exported_config, is_exported, read_exported, weight_files
+from mixerloop.config import ImplementationChoice, ModelConfig, RunConfig
+from mixerloop.interop.folders import (
+    exported_config,
+    exported_model,
+    is_exported,
+    read_exported,
+    weight_files,
+)
 from mixerloop.model.checkpoint import load_model
 from mixerloop.model.looped_lm import LoopedLM
 
@@ -25,6 +32,13 @@ class Loaded:
     """Whether results can be kept beside it."""
     imported: dict[str, Any] | None
     """The config.json of the folder of `transformers` that it is, or came from."""
+
+
+def model_of(path: Path) -> ModelConfig:
+    """Sizes and schedule of the model in a folder, without its weights."""
+    if is_exported(path):
+        return exported_model(path)
+    return configs.load(runs.find_checkpoint(path) / runs.CONFIG).model
 
 
 def load_any(path: Path, *, implementation: ImplementationChoice = "auto") -> Loaded:

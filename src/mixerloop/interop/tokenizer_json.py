@@ -1,9 +1,12 @@
 """A SentencePiece model as `transformers` reads it, with the same token ids for every text.
 
-The conversion of transformers drops one space in front of a text that begins with one: it only
-prepends the mark of a space where there is none. SentencePiece prepends it always, and so do we.
+The conversion of transformers differs from SentencePiece in two points, and here it does not. It
+drops one space in front of a text that begins with one: it only prepends the mark of a space where
+there is none. And it merges in the order of ids, where SentencePiece merges what has the highest
+score first: in Llama's model runs of spaces have low ids and the lowest scores.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from mixerloop import runs
@@ -15,6 +18,7 @@ PROBES = (
     *("", " ", "  two  spaces ", "Once upon a time, there was a fox.", "1234 + 56.7 = ?"),
     *("def f(x):\n\treturn x  # ok\n", "<s> </s>", "\u00e9\u00df \u65e5\u672c\u8a9e \u2713"),
     *("\ufb01ne \uff11\uff12", "e\u0301", "\u2581the", "a\u00a0b"),
+    *(" " * number + "x" for number in range(2, 40)),
 )
 """Texts on which kinds of SentencePiece models differ."""
 
@@ -22,7 +26,7 @@ PROBES = (
 def write_tokenizer(folder: Path) -> None:
     """Beside a `tokenizer.model`, what AutoTokenizer needs; refused if its ids would differ."""
     try:
-        from tokenizers import normalizers
+        from tokenizers import models, normalizers
         from transformers import LlamaTokenizer
     except ImportError:
         raise ValueError(
@@ -38,6 +42,14 @@ def write_tokenizer(folder: Path) -> None:
         [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
     )
     backend.pre_tokenizer = None  # pyright: ignore[reportAttributeAccessIssue]
+    pieces = ours.pieces()
+    backend.model = models.BPE(  # pyright: ignore[reportAttributeAccessIssue]
+        vocab={piece: number for number, (piece, _) in enumerate(pieces)},
+        merges=_merges(pieces),
+        unk_token=tokenizer.unk_token,
+        fuse_unk=True,
+        byte_fallback=True,
+    )
     for text in PROBES:
         if tokenizer.encode(text) != ours.encode(text):
             raise ValueError(
@@ -53,3 +65,15 @@ def write_tokenizer(folder: Path) -> None:
         "clean_up_tokenization_spaces": False,
     }
     runs.write_file(folder / SETTINGS, runs.to_json(settings))
+
+
+def _merges(pieces: Sequence[tuple[str, float]]) -> list[tuple[str, str]]:
+    """Every pair of pieces that makes up a piece, in the order in which SentencePiece merges."""
+    known = {piece for piece, _ in pieces}
+    by_score = sorted(pieces, key=lambda one: -one[1])  # stable: of equal scores, the lower id
+    return [
+        (piece[:at], piece[at:])
+        for piece, _ in by_score
+        for at in range(1, len(piece))
+        if piece[:at] in known and piece[at:] in known
+    ]
