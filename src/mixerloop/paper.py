@@ -23,6 +23,12 @@ COST = {
 PREFILL = "1.34 x at 15m, batch 32; 1.52 x at 110m, batch 16"
 """Mixer over full, bfloat16 on an RTX 3090 Ti, 1,024 tokens."""
 
+TRAIN_TOKENS = 10_690_433_521
+"""Of ClimbMix, shards 00000 to 00169."""
+TOKENIZER_SHA256 = "9e556afd44213b6bd1be2b850ebbbd98f5481437a8021afaf58ee7fb1818d347"
+"""Of Llama 2's SentencePiece model, as it is published with the weights."""
+COMPUTE_DTYPE = "bfloat16"
+"""Of CORE and transport, by autocast, as its published code has it; of the NLL it is not known."""
 CORE_CONTEXT = 1024
 CORE_UPPER = (
     *("hellaswag_zeroshot", "jeopardy", "bigbench_qa_wikidata", "arc_easy", "arc_challenge"),

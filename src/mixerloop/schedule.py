@@ -113,8 +113,9 @@ def num_passes_of(schedule: Schedule) -> int:
 def repeated_unit(schedule: Schedule) -> Unit | None:
     """The unit that a schedule repeats, or nothing where every sublayer runs once."""
     repeated = {occurrence.sublayer for occurrence in schedule if occurrence.pass_index > 0}
-    if len(repeated) < 2:
-        return repeated.pop() if repeated else None
+    for sublayer in BLOCK:
+        if repeated <= {sublayer}:
+            return sublayer if repeated else None
     sizes = num_layers_of(schedule), num_passes_of(schedule)
     if schedule == full_loop(*sizes):
         return "stack"

@@ -28,7 +28,10 @@ MEASURED = {"nll": NLL, "hops": HOPS, "core": CORE, "transport": TRANSPORT}
 """What can be measured, and where it is kept."""
 
 PLAN_KEYS = {"title", "about", "parts", "cells", "prefill"}
-PART_KEYS = {"name", "match", "measure", "seeds", "data", "compute_dtype", "transport", "arms"}
+PART_KEYS = {
+    *("name", "match", "measure", "measure_in", "seeds", "data", "compute_dtype"),
+    *("transport", "arms"),
+}
 CELL_KEYS = {"number", "name", "part", "arm", "seed", "measure"}
 
 

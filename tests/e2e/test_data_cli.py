@@ -111,7 +111,7 @@ def test_hops_are_written_down_and_shown(tmp_path):
 
 
 def test_bad_input_gets_one_line(tmp_path, tokenizer, stdlib):
-    out = ["--out", tmp_path / "out"]
+    out, small = ["--out", tmp_path / "out"], ["--vocab-size", 300]
     (tmp_path / "bad.txt").write_bytes(b"\xff")
     for arguments, message in [
         (["prepare", "text", *out], "name the files or folders"),
@@ -127,8 +127,12 @@ def test_bad_input_gets_one_line(tmp_path, tokenizer, stdlib):
             ["prepare", "text", stdlib, *out, "--held-out", stdlib, "--held-out-share", 0.1],
             "not both",
         ),
-        (["prepare", "climbmix", "--shards", "9-0", "--from", tmp_path, *out], "--shards '9-0'"),
-        (["prepare", "climbmix", "--shards", "0", "--from", tmp_path, *out], "shard_00000.parquet"),
+        (["prepare", "climbmix", "--from", tmp_path, *out], "climbmix needs a tokenizer"),
+        (["prepare", "climbmix", *small, "--shards", "9-0", *out], "--shards '9-0'"),
+        (
+            ["prepare", "climbmix", *small, "--shards", "0", "--from", tmp_path, *out],
+            "shard_00000.parquet",
+        ),
         (["prepare", "hops", *out, "--num-nodes", 1], "hops.num_nodes must be from 2"),
         (["verify", tmp_path], "prepare it with mixerloop data prepare"),
         (["show", tmp_path / "gone"], "prepare it with mixerloop data prepare"),

@@ -130,9 +130,8 @@ def check_there_and_back(place, config):
     """Import, describe, generate, export: the same keys, values and bytes."""
     tensors = fresh_tensors(config)
     released = write(place / "released", config, tensors)
-    loop = {"gated_deltanet": "no_loop"}.get(
-        config["model_type"], config["model_type"].replace("loop", "_loop")
-    )
+    kind: str = config["model_type"]
+    loop = "no_loop" if kind == "gated_deltanet" else kind.replace("loop", "_loop")
 
     def answer(*words):
         return json.loads(mixerloop(*words, "--json").stdout)

@@ -60,7 +60,7 @@ def assert_same_ids(tokenizers, texts):
 
 def test_merges_go_by_score_and_not_by_id(tmp_path):
     words = ["the cat sat on the mat", "a theatre that sits", "  two  spaces    and four"] * 20
-    model = sentencepiece_model_pb2.ModelProto()
+    model = sentencepiece_model_pb2.ModelProto()  # pyright: ignore[reportAttributeAccessIssue]
     model.ParseFromString(train_tokenizer(words, vocab_size=320))
     runs_of_spaces = [one for one in model.pieces if set(one.piece) == {"\u2581"}]
     assert len(runs_of_spaces) > 2

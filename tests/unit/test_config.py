@@ -93,3 +93,18 @@ def test_every_field_explains_itself():
     for field in dataclasses.fields(ModelConfig):
         after = source.split(f"\n    {field.name}:", 1)[1].split("\n", 2)[1]
         assert after.strip().startswith('"""'), field.name
+
+
+@pytest.mark.parametrize(
+    ("schedule", "unit"), [("no_loop", "none"), ("ffn_loop", "ffn"), ("full_loop", "stack")]
+)
+def test_the_released_residual_is_written_out_by_what_the_schedule_repeats(schedule, unit):
+    model = dataclasses.replace(preset("nano"), schedule=schedule, pass_residual="released")
+    assert f'pass_residual = "{unit}"' in config.dump(RunConfig(model=model))
+
+
+def test_a_schedule_without_a_unit_has_no_released_residual():
+    with pytest.raises(ValueError, match="name a unit: mixer, ffn, block, stack"):
+        dataclasses.replace(
+            preset("nano"), schedule="A F 2x(2x(A F)) A F", pass_residual="released"
+        )

@@ -31,6 +31,7 @@ def families():
 def test_there_is_a_config_for_every_run_of_the_paper_and_for_a_laptop():
     for size in ("15m", "42m", "110m"):
         assert set(families()[f"{size}-climbmix"]) == set(PAPER)
+    assert set(families()["released-15m"]) == {*PAPER, "ffn_loop"}
     for data in ("stdlib", "hops"):
         assert set(families()[f"nano-{data}"]) == set(LOOPS)
 

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mixerloop.notation import resolve
 from mixerloop.schedule import (
     LOOPS,
     block_loop,
@@ -10,6 +11,7 @@ from mixerloop.schedule import (
     mixer_loop,
     no_loop,
     prelude_core_coda,
+    repeated_unit,
 )
 
 layers = st.integers(1, 12)
@@ -75,3 +77,19 @@ def test_only_the_core_loops_between_prelude_and_coda():
 def test_impossible_counts_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("text", "unit"),
+    [
+        *(("no_loop", None), ("mixer_loop", "mixer"), ("ffn_loop(2)", "ffn")),
+        *(("block_loop(3)", "block"), ("full_loop(2)", "stack"), ("A4 F A F A2 F", "mixer")),
+    ],
+)
+def test_what_a_schedule_repeats(text, unit):
+    assert repeated_unit(resolve(text, 3)) == unit
+
+
+def test_a_schedule_that_repeats_parts_of_a_stack_has_no_unit():
+    with pytest.raises(ValueError, match="neither as blocks nor as a stack"):
+        repeated_unit(resolve("A F 2x(A F) A F", 3))

@@ -153,7 +153,7 @@ def test_a_download_that_fails_says_so_in_one_line(tmp_path):
     done = subprocess.run(
         [
             *(sys.executable, "-m", "mixerloop", "data", "prepare", "climbmix"),
-            *("--shards", "0", "--out", str(tmp_path / "out")),
+            *("--shards", "0", "--vocab-size", "300", "--out", str(tmp_path / "out")),
         ],
         env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache"), "PATH": ""},
         capture_output=True,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from mixerloop import paper
+
 if TYPE_CHECKING:
     from mixerloop.data.prepare import Progress, Settings
     from mixerloop.data.shards import Manifest
@@ -39,6 +41,10 @@ HOPS_HELP = (
     "A task made on the fly that needs one look-up after another; only settings are written."
 )
 
+PAPERS = {
+    "tokenizer": f"not the paper's, whose sha256 is {paper.TOKENIZER_SHA256}",
+    "train_tokens": f"not the paper's {paper.TRAIN_TOKENS:,}, from shards 0-169",
+}
 DEFAULT_VOCAB_SIZE = 4096
 DEFAULT_HELD_OUT_SHARE = 0.01
 
@@ -89,11 +95,18 @@ class _Tokens:
         except KeyboardInterrupt:
             print("\nstopped; the same command goes on from here", end="", file=sys.stderr)
             raise
+        agrees = self._beside_the_paper(manifest)
         if self.json:
-            print(json.dumps(summary(self.out, manifest), indent=2))
-        else:
-            show_counts(self.out, manifest)
-            print(f"next: mixerloop data show {self.out}")
+            print(json.dumps(summary(self.out, manifest) | {"as_in_the_paper": agrees}, indent=2))
+            return
+        show_counts(self.out, manifest)
+        for what, same in agrees.items():
+            print(f"  {what.replace('_', ' ')}: {'as in the paper' if same else PAPERS[what]}")
+        print(f"next: mixerloop data show {self.out}")
+
+    def _beside_the_paper(self, manifest: "Manifest") -> dict[str, bool]:
+        """What of this data the paper has too; nothing, for data that is not the paper's."""
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +123,19 @@ class Climbmix(_Tokens):
         from mixerloop.data.sources import climbmix
 
         settings = self._settings(held_out_share=None)
+        if self.tokenizer is None and self.vocab_size is None:
+            raise ValueError(
+                "climbmix needs a tokenizer: --tokenizer FILE, for the paper's figures the 32,000 "
+                "pieces of Llama 2; or --vocab-size N to train one, which gives other figures"
+            )
         self._prepare(climbmix(_range(self.shards), self.from_), settings)
+
+    def _beside_the_paper(self, manifest: "Manifest") -> dict[str, bool]:
+        tokens = sum(shard.tokens for shard in manifest.train)
+        return {
+            "tokenizer": manifest.tokenizer_sha256 == paper.TOKENIZER_SHA256,
+            "train_tokens": tokens == paper.TRAIN_TOKENS,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -147,7 +147,7 @@ class Study:
                 for cell, state in zip(chosen, states, strict=True)
             ]
             if self.dry_run:
-                print(runs.to_json({"cells": rows}), end="")
+                print(runs.to_json({"cells": rows, "precision": _precision(plan)}), end="")
             return seconds
         print(f"{plan.file.study.title}\n{len(plan.cells)} cells, kept in {plan.folder}")
         table = table_of("cell", "name", "parameters", "MFLOP/token", "state", "training")
@@ -162,6 +162,9 @@ class Study:
                 "" if expected is None else duration(expected),
             )
         print_table(table)
+        for part, types in _precision(plan).items():
+            named = ", ".join(f"{what} in {dtype}" for what, dtype in types.items())
+            print(f"{part}: {named}")
         if seconds:
             together = max(sum(seconds.values()) / jobs, *seconds.values())
             at_a_time = f", {jobs} cells at a time" if jobs > 1 else ""
@@ -233,6 +236,14 @@ class Study:
             print(line)
         print(f"report: {page}")
         return failed
+
+
+def _precision(plan: "Plan") -> dict[str, dict[str, str]]:
+    """In which type each part is trained, and each of its figures is measured."""
+    return {
+        part["name"]: {"training": part["compute_dtype"], **part["measure_in"]}
+        for part in plan.to_json()["parts"]
+    }
 
 
 def _command(arguments: Sequence[str]) -> None:

@@ -151,7 +151,8 @@ def _paper() -> list[Block]:
     return [
         Paragraph(
             "None of these is ours. They are the paper's (arXiv 2608.18230): 52 billion tokens, "
-            "one run per model, no intervals. Set them beside a study of the same recipe only."
+            "one run per model, no intervals, CORE and transport in bfloat16. Set them beside a "
+            "study of the same recipe and precision only."
         ),
         Table("The paper's", columns, rows),
     ]

@@ -12,7 +12,13 @@ from mixerloop.reports.blocks import Block, Findings, Table
 from mixerloop.reports.student_t import over_runs
 from mixerloop.reports.study_results import ArmResults, PartResults
 
-MEASURES = {"nll": "held-out NLL", "core": "CORE", "tasks": "mean of the tasks"}
+MEASURES = {
+    "nll": "held-out NLL",
+    "core": "CORE",
+    "tasks": "mean of the tasks",
+    "transport": "transport",
+}
+PAPERS_TYPE = {"core": paper.COMPUTE_DTYPE, "transport": paper.COMPUTE_DTYPE}
 LEFT_OUT = "is left out"
 """In a warning about a measure that was not taken, which a study says by itself."""
 PAPERS_DATA = "climbmix"
@@ -60,16 +66,31 @@ def _results_table(part: PartResults) -> Table:
     rows = [[column.ours(arm) for column in columns] for arm in part.arms]
     papers = [row for arm in part.arms if (row := _papers_row(part, arm)) is not None]
     rows += [[column.papers(row) for column in columns] for row in papers]
+    measured_in = {what: _types(part, what) for what in PAPERS_TYPE}
+    otherwise = [
+        f" The paper measured {MEASURES[what]} in {PAPERS_TYPE[what]}, and this study in "
+        f"{' and '.join(sorted(types))}: its figure is not set beside ours."
+        for what, types in measured_in.items()
+        if papers and types and types != {PAPERS_TYPE[what]}
+    ]
     counts = {len(arm.runs) for arm in part.arms}
     over = "seeds (Student's t)" if counts != {1} else "documents, windows or sequences"
     alone = " and, where a model has one, over documents, windows or sequences"
     note = f"Intervals are of 95 %, over {over}{alone if 1 in counts and len(counts) > 1 else ''}."
     theirs = " What is said to be in the paper is the paper's, and not ours." * bool(papers)
-    return Table("Results", [column.title for column in columns], rows, note + theirs)
+    return Table(
+        "Results", [column.title for column in columns], rows, note + theirs + "".join(otherwise)
+    )
 
 
 def _columns(part: PartResults) -> Iterator[_Column]:
     measured = {name for arm in part.arms for run in arm.runs for name in run.results}
+
+    def same_type(papers: Callable[[_PapersRow], str], what: str) -> Callable[[_PapersRow], str]:
+        """The paper's figure, if ours were measured in the type of the paper's."""
+        agrees = _types(part, what) == {PAPERS_TYPE[what]}
+        return papers if agrees else lambda _: ""
+
     yield _Column("model", lambda arm: arm.name, lambda row: f"{row.loop} in the paper")
     yield _Column("seeds", lambda arm: str(len(arm.runs)), lambda row: "1")
     yield _Column("parameters", lambda arm: f"{arm.facts['parameters']:,}")
@@ -91,16 +112,25 @@ def _columns(part: PartResults) -> Iterator[_Column]:
         yield _Column(
             "CORE",
             partial(_core, name="core_v1"),
-            lambda row: f"{paper.CORE[row.size, row.loop].core_mean:.2f}",
+            same_type(lambda row: f"{paper.CORE[row.size, row.loop].core_mean:.2f}", "core"),
         )
         yield _Column(
             "Manip.",
             partial(_core, name="manipulation_v1"),
-            lambda row: f"{paper.CORE[row.size, row.loop].manipulation_mean:.2f}",
+            same_type(
+                lambda row: f"{paper.CORE[row.size, row.loop].manipulation_mean:.2f}", "core"
+            ),
         )
     if "transport" in measured:
-        yield _Column("later gain, nats", _later_gain, _papers_later_gain)
+        papers = same_type(_papers_later_gain, "transport")
+        yield _Column("later gain, nats", _later_gain, papers)
     yield _Column("training, s", _seconds)
+
+
+def _types(part: PartResults, what: str) -> set[str]:
+    """The types in which the runs of a part were measured."""
+    found = [one for arm in part.arms for one in arm.measured(what)]
+    return {one["provenance"]["compute_dtype"] for one in found}
 
 
 def _hops(part: PartResults) -> list[int]:

@@ -214,13 +214,14 @@ def _missing(run: Path, measure: Sequence[Measure]) -> list[Measure]:
 
 def _measuring(plan: Plan, cell: Cell, measure: Measure) -> list[str]:
     run = str(plan.run(cell))
-    if measure != "transport":
-        return ["evaluate", measure, run]
     (part,) = (part for part in plan.file.study.parts if part.name == cell.part)
+    dtype = ["--compute-dtype", getattr(part.measure_in, measure)]
+    if measure != "transport":
+        return ["evaluate", measure, run, *dtype]
     asked = part.transport
     options = ["--windows", str(asked.windows), "--positions", str(asked.positions)]
-    removal = ["--removal"] if asked.removal else []
-    return ["transport", run, *options, "--context", str(asked.context), "--control", *removal]
+    options += ["--context", str(asked.context), "--control", *dtype]
+    return ["transport", run, *options, *(["--removal"] if asked.removal else [])]
 
 
 def run_prefill(plan: Plan, asked: PrefillSettings, command: Command, say: Say) -> None:

@@ -53,6 +53,16 @@ class TransportSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeasureTypes:
+    """The type of the projections in each measurement."""
+
+    nll: ComputeDtype = "float32"
+    hops: ComputeDtype = "float32"
+    core: ComputeDtype = "float32"
+    transport: ComputeDtype = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
 class PartSettings:
     """Models that differ in their schedule and in nothing else."""
 
@@ -65,6 +75,7 @@ class PartSettings:
     seeds: tuple[int, ...]
     match: Match = "parameters+tokens"
     measure: tuple[Measure, ...] = ("nll",)
+    measure_in: MeasureTypes = MeasureTypes()
     transport: TransportSettings = TransportSettings()
     cpus: int = 1
     """Processors of a cell, where a cluster places it."""
