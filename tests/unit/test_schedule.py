@@ -92,4 +92,4 @@ def test_what_a_schedule_repeats(text, unit):
 
 def test_a_schedule_that_repeats_parts_of_a_stack_has_no_unit():
     with pytest.raises(ValueError, match="neither as blocks nor as a stack"):
-        repeated_unit(resolve("A F 2x(A F) A F", 3))
+        repeated_unit(resolve("A F 2x(2x(A F)) A F", 4))
