@@ -18,6 +18,7 @@ import needs
 from command_line import mixerloop
 from mixerloop.config import PRESETS
 from mixerloop.interop.folders import read_exported
+from mixerloop.interop.released_config import model_config
 from mixerloop.schedule import LOOPS
 
 FLOAT64_AGREES = 1e-12
@@ -156,6 +157,15 @@ def check_there_and_back(place, config):
 @pytest.mark.parametrize("name", SHRUNK)
 def test_shrunk_there_and_back(name, tmp_path):
     check_there_and_back(tmp_path, SHRUNK[name])
+
+
+@pytest.mark.parametrize(
+    ("width", "ratio", "expected"), [(288, 4, 768), (768, 4, 2048), (24, 4, 256), (1024, 3, 2048)]
+)
+def test_the_width_of_an_ffn_follows_from_the_ratio_where_it_is_not_given(width, ratio, expected):
+    config = SHRUNK["gdn"] | {"hidden_size": width, "hidden_ratio": ratio}
+    del config["intermediate_size"]
+    assert model_config(config).d_ffn == expected
 
 
 @pytest.mark.slow
