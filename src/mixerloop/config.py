@@ -52,7 +52,7 @@ class ModelConfig:
     num_heads: int
     """Heads of the mixer."""
     d_head: int
-    """Width of a head's keys, queries and values."""
+    """Width of a head's keys and queries, and of its values unless d_value says otherwise."""
     d_ffn: int
     """Inner width of the SwiGLU ffn."""
     vocab_size: int
@@ -61,6 +61,10 @@ class ModelConfig:
     """Notation such as 6x(A4 F), or a named loop: mixer_loop, full_loop(2)."""
     mixer: Literal["gated_delta_net"] = "gated_delta_net"
     """What mixes across tokens."""
+    d_value: int | None = None
+    """Width of a head's values where it is not d_head."""
+    negative_eigenvalues: bool = False
+    """Write strengths up to 2 instead of 1, so that a write may turn a memory round."""
     conv_width: int = 4
     """Tokens the short convolution in front of the mixer sees."""
     norm_eps: float = 1e-5
@@ -75,10 +79,24 @@ class ModelConfig:
         ):
             if not 1 <= (value := getattr(self, name)) <= LARGEST_SIZE:
                 raise ValueError(f"model.{name} must be from 1 to {LARGEST_SIZE:,}, got {value}")
+        if self.d_value is not None and not 1 <= self.d_value <= LARGEST_SIZE:
+            raise ValueError(
+                f"model.d_value must be from 1 to {LARGEST_SIZE:,}, got {self.d_value}"
+            )
         if not 0 < self.norm_eps < math.inf:
             raise ValueError(f"model.norm_eps must be above 0, got {self.norm_eps}")
         self.occurrences()
         self.residual_unit()
+
+    @property
+    def value_width(self) -> int:
+        """Width of a head's values."""
+        return self.d_head if self.d_value is None else self.d_value
+
+    @property
+    def largest_write(self) -> float:
+        """The bound of a write strength."""
+        return 2.0 if self.negative_eigenvalues else 1.0
 
     def occurrences(self) -> Schedule:
         """The schedule itself."""

@@ -192,7 +192,8 @@ def test_what_does_not_fit_is_refused_by_name(name, cut, message, implementation
             MixingWeights(*weights),
             norm_eps=NORM_EPS,
             implementation=implementation,
-            **states,
+            memory=states["memory"],
+            conv_history=states["conv_history"],
         )
 
 

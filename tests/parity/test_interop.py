@@ -69,9 +69,11 @@ def test_half_precision_checkpoints_are_widened(tiny):
     [
         ({"hiden_size": 3}, "unknown key hiden_size; did you mean hidden_size?"),
         ({"model_type": "mamba"}, "model_type 'mamba' is not known here"),
-        ({"expand_v": 2}, "expand_v = 2: our models have 1"),
+        ({"expand_v": 2}, "its weights do not fit its config"),
+        ({"expand_v": 1.3}, "expand_v = 1.3: gives heads of 8 values no whole width"),
+        ({"expand_v": "1"}, "expand_v = '1': not a number it can be"),
         ({"use_gate": False}, "use_gate = False: our models have True"),
-        ({"allow_neg_eigval": True}, "allow_neg_eigval = True"),
+        ({"allow_neg_eigval": 1}, "allow_neg_eigval = 1: neither true nor false"),
         ({"num_v_heads": 7}, "num_v_heads"),
         ({"hidden_size": "20"}, "hidden_size = '20': not a number"),
         ({"hidden_size": None}, "hidden_size is missing"),

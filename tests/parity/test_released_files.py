@@ -47,6 +47,7 @@ COMMON = {
     "vocab_size": 50,
 }
 FIRST = {"loop_count": 4, "use_residual": True}
+FIRST_KINDS = ("gdn", "mixerloop", "fullloop", "ffnloop")
 SHRUNK = {
     "gdn": {
         **COMMON,
@@ -73,8 +74,13 @@ SHRUNK = {
         **{"architectures": ["MixerLoopForCausalLM"], "model_type": "mixerloop", "loop_count": 4},
     },
 }
+SHRUNK |= {
+    "mixerloop, wide values": SHRUNK["mixerloop"] | {"expand_v": 2.0, "allow_neg_eigval": True},
+    "gdn, narrow values": SHRUNK["gdn"] | {"expand_v": 0.5},
+}
+"""Options of flash-linear-attention that no published file uses."""
 PUBLISHED = [
-    *(f"first_release/{kind}_{size}" for size in ("15m", "110m") for kind in list(SHRUNK)[:4]),
+    *(f"first_release/{kind}_{size}" for size in ("15m", "110m") for kind in FIRST_KINDS),
     *(f"later/mixerloop_{size}" for size in ("15m", "105m", "328m", "604m")),
 ]
 
@@ -88,7 +94,9 @@ def fresh_tensors(config, *, std=0.02):
     """Weights under the authors' names; everything is drawn, so that nothing is a no-op."""
     generator = torch.Generator().manual_seed(0)
     width, heads, d_head = (config[key] for key in ("hidden_size", "num_heads", "head_dim"))
-    inner, d_ffn = heads * d_head, config["intermediate_size"]
+    d_value = int(d_head * config["expand_v"])
+    keys, inner, d_ffn = heads * d_head, heads * d_value, config["intermediate_size"]
+    rows = {"q": keys, "k": keys, "v": inner, "g": inner}
 
     def normal(*shape, mean=0.0, std=std):
         return torch.randn(*shape, generator=generator) * std + mean
@@ -105,13 +113,13 @@ def fresh_tensors(config, *, std=0.02):
         for norm in ("attn_norm", ffn_norm):
             tensors[f"{layer}.{norm}.weight"] = normal(width, mean=1, std=0.1)
         for name in "qkvg":
-            tensors[f"{layer}.{mixer}.{name}_proj.weight"] = normal(inner, width)
+            tensors[f"{layer}.{mixer}.{name}_proj.weight"] = normal(rows[name], width)
         for name in "ab":
             tensors[f"{layer}.{mixer}.{name}_proj.weight"] = normal(heads, width)
         for name in "qkv":
-            tensors[f"{layer}.{mixer}.{name}_conv1d.weight"] = normal(inner, 1, 4, std=0.5)
+            tensors[f"{layer}.{mixer}.{name}_conv1d.weight"] = normal(rows[name], 1, 4, std=0.5)
         tensors[f"{layer}.{mixer}.o_proj.weight"] = normal(width, inner)
-        tensors[f"{layer}.{mixer}.o_norm.weight"] = normal(d_head, mean=1, std=0.1)
+        tensors[f"{layer}.{mixer}.o_norm.weight"] = normal(d_value, mean=1, std=0.1)
         tensors[f"{layer}.{mixer}.A_log"] = normal(heads, std=0.5)
         tensors[f"{layer}.{mixer}.dt_bias"] = normal(heads, mean=-2, std=0.5)
         tensors[f"{layer}.{ffn}.gate_proj.weight"] = normal(d_ffn, width)
@@ -183,8 +191,9 @@ def test_published_there_and_back(name, tmp_path):
         assert sizes == tuple(config[key] for key in keys), kind
 
 
-def mixed(x, tensors, prefix, heads):
+def mixed(x, tensors, prefix, config):
     """A Gated DeltaNet mixer, token by token, from the authors' tensors."""
+    heads = config["num_heads"]
     take = lambda name: tensors[f"{prefix}.{name}"]  # noqa: E731
     by_head = lambda y: y.unflatten(-1, (heads, -1))  # noqa: E731
     parts = {}
@@ -196,7 +205,7 @@ def mixed(x, tensors, prefix, heads):
         squares = parts[name].square().sum(-1, keepdim=True)
         parts[name] = parts[name] / torch.sqrt(squares + 1e-6)
     query = parts["q"] / parts["q"].shape[-1] ** 0.5
-    write = torch.sigmoid(x @ take("b_proj.weight").T)
+    write = torch.sigmoid(x @ take("b_proj.weight").T) * (1 + config.get("allow_neg_eigval", 0))
     step = F.softplus(x @ take("a_proj.weight").T + take("dt_bias"))
     keep = torch.exp(-take("A_log").exp() * step)
     memory = x.new_zeros(*x.shape[:1], heads, query.shape[-1], parts["v"].shape[-1])
@@ -228,7 +237,7 @@ def composed(config, tensors, tokens):
     def mixer(h, layer):
         prefix = f"model.layers.{layer}"
         x = normed(h, tensors[f"{prefix}.attn_norm.weight"])
-        return h + mixed(x, tensors, f"{prefix}.{mixer_name}", config["num_heads"])
+        return h + mixed(x, tensors, f"{prefix}.{mixer_name}", config)
 
     def ffn(h, layer):
         prefix = f"model.layers.{layer}"

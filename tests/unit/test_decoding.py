@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import needs
 from mixerloop.config import preset
 from mixerloop.model.decoding import advance, prefill, start
 from mixerloop.model.initialization import fresh_model
@@ -176,3 +177,38 @@ def test_what_does_not_fit_the_state_is_refused(tiny, call, message):
     model = fresh_model(tiny, seed=0)
     with pytest.raises(ValueError, match=message):
         call(model, start(model, batch=2))
+
+
+@pytest.mark.parametrize("implementation", ["recurrent", "chunked", "native"])
+@pytest.mark.parametrize(("d_value", "negative"), [(12, False), (None, True), (4, True)])
+def test_values_of_another_width_and_larger_writes_have_one_meaning(
+    tiny, tokens, implementation, d_value, negative
+):
+    """Forward, gradients and token by token agree with the definition in float64."""
+    if implementation == "native":
+        needs.KERNEL.or_skip()
+    config = replace(tiny, d_value=d_value, negative_eigenvalues=negative)
+
+    def made(implementation, dtype):
+        model = fresh_model(config, seed=0, implementation=implementation).to(dtype)
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.data *= 4
+        return model
+
+    defined, model = made("recurrent", torch.float64), made(implementation, torch.float32)
+    expected, got = defined(tokens), model(tokens)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(got.double(), expected, rtol=0, atol=3e-4)
+    for logits in (expected, got):
+        logits.square().mean().backward()
+    for (name, one), other in zip(model.named_parameters(), defined.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        error = (one.grad - other.grad).norm() / other.grad.norm()
+        assert error < 1e-4, name
+    state = start(model, batch=2)
+    with torch.no_grad():
+        for index in range(20):
+            logits, state = advance(model, tokens[:, index : index + 1], state)
+            torch.testing.assert_close(logits[:, 0], got[:, index], rtol=0, atol=3e-4)

@@ -57,8 +57,11 @@ def to_released(
         found[f"{theirs}.{dialect.ffn_norm}.weight"] = tensors[f"{ours}.ffn_norm.weight"]
         for their_name, our_name in MIXER.items():
             found[f"{mixer}.{their_name}"] = tensors[f"{ours}.mixer.{our_name}"]
-        projections = tensors[f"{ours}.mixer.qkv_proj.weight"].chunk(3)
-        filters = tensors[f"{ours}.mixer.qkv_conv"].chunk(3)
+        d_inner = tensors[f"{ours}.mixer.gate_proj.weight"].shape[0]
+        channels = tensors[f"{ours}.mixer.qkv_conv"].shape[0]
+        sizes = [(channels - d_inner) // 2, (channels - d_inner) // 2, d_inner]
+        projections = tensors[f"{ours}.mixer.qkv_proj.weight"].split(sizes)
+        filters = tensors[f"{ours}.mixer.qkv_conv"].split(sizes)
         for name, projection, conv in zip(QKV, projections, filters, strict=True):
             found[f"{mixer}.{name}_proj.weight"] = projection
             found[f"{mixer}.{name}_conv1d.weight"] = conv[:, None]

@@ -55,11 +55,9 @@ SIZES = {
 LOOP_COUNT, USE_RESIDUAL = "loop_count", "use_residual"
 LOOP_KEYS = (LOOP_COUNT, USE_RESIDUAL, "schedule", "pass_residual")
 MUST_BE: dict[str, tuple[Any, ...]] = {
-    "expand_v": (1,),
     "use_gate": (True,),
     "use_short_conv": (True,),
     "conv_bias": (False,),
-    "allow_neg_eigval": (False,),
     "hidden_act": ("swish", "silu"),
     "output_gate_activation": ("swish", "silu"),
     "tie_word_embeddings": (True,),
@@ -67,7 +65,8 @@ MUST_BE: dict[str, tuple[Any, ...]] = {
     "attnres_block_size": (None,),
     "is_encoder_decoder": (False,),
 }
-HIDDEN_RATIO = "hidden_ratio"
+HIDDEN_RATIO, EXPAND_V, NEGATIVE = "hidden_ratio", "expand_v", "allow_neg_eigval"
+SIZE_KEYS = (*SIZES, HIDDEN_RATIO, EXPAND_V, NEGATIVE)
 FFN_MULTIPLE = 256
 WITHOUT_MEANING = {
     *("model_type", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
@@ -83,7 +82,6 @@ PUBLISHED = {
     "attn_mode": "chunk",
     "bos_token_id": None,
     "eos_token_id": None,
-    "expand_v": 1.0,
     "fuse_cross_entropy": True,
     "fuse_linear_cross_entropy": False,
     "fuse_norm": True,
@@ -115,9 +113,9 @@ def model_config(
     if not isinstance(kind, str) or kind not in TYPES:
         raise ValueError(f"model_type '{kind}' is not known here; {suggest(kind, TYPES)}")
     given = {key: value for key, value in given.items() if key not in ignore}
-    read = (*SIZES, *LOOP_KEYS, *MUST_BE)
+    read = (*SIZE_KEYS, *LOOP_KEYS, *MUST_BE)
     for key in given:
-        if key not in {*read, *WITHOUT_MEANING, HIDDEN_RATIO, "num_v_heads"}:
+        if key not in {*read, *WITHOUT_MEANING, "num_v_heads"}:
             raise ValueError(f"unknown key {key}; {suggest(key, read)}")
     for key, values in MUST_BE.items():
         if key in given and given[key] not in values:
@@ -153,7 +151,10 @@ def released_config(config: ModelConfig, *, like: Mapping[str, Any] | None = Non
     needed: dict[str, Any] = {
         "model_type": kind,
         **{theirs: getattr(config, ours) for theirs, ours in SIZES.items()},
+        EXPAND_V: config.value_width / config.d_head,
     }
+    if config.negative_eigenvalues:
+        needed[NEGATIVE] = True
     if kind == ANY_SCHEDULE:
         needed |= {
             "architectures": [ANY_ARCHITECTURE],
@@ -187,7 +188,22 @@ def _sizes(given: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{theirs} is missing")
         if ours in sizes and not _is_number(sizes[ours], ours):
             raise ValueError(f"{theirs} = {sizes[ours]!r}: not a number it can be")
-    return sizes
+    sizes["d_value"] = _value_width(sizes["d_head"], given.get(EXPAND_V))
+    if not isinstance(given.get(NEGATIVE, False), bool):
+        raise ValueError(f"{NEGATIVE} = {given[NEGATIVE]!r}: neither true nor false")
+    return sizes | {"negative_eigenvalues": given.get(NEGATIVE, False)}
+
+
+def _value_width(d_head: int, expand: object) -> int | None:
+    """Of a head; none where it is that of a key, as in every published file."""
+    if expand is None:
+        return None
+    if isinstance(expand, bool) or not isinstance(expand, int | float):
+        raise ValueError(f"{EXPAND_V} = {expand!r}: not a number it can be")
+    width = d_head * expand
+    if not width >= 1 or width != int(width):
+        raise ValueError(f"{EXPAND_V} = {expand!r}: gives heads of {d_head} values no whole width")
+    return None if width == d_head else int(width)
 
 
 def _ffn_width(width: int, ratio: object) -> int | None:

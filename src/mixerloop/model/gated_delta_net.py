@@ -38,14 +38,16 @@ class GatedDeltaNet(nn.Module):
         super().__init__()
         self.num_heads, self.d_head = config.num_heads, config.d_head
         self.implementation: Implementation = implementation
-        d_inner = config.num_heads * config.d_head
-        self.qkv_proj = nn.Linear(config.d_model, 3 * d_inner, bias=False)
-        self.qkv_conv = nn.Parameter(torch.empty(3 * d_inner, config.conv_width))
+        self.d_value, self.largest_write = config.value_width, config.largest_write
+        d_inner = config.num_heads * self.d_value
+        channels = 2 * config.num_heads * config.d_head + d_inner
+        self.qkv_proj = nn.Linear(config.d_model, channels, bias=False)
+        self.qkv_conv = nn.Parameter(torch.empty(channels, config.conv_width))
         self.decay_proj = nn.Linear(config.d_model, config.num_heads, bias=False)
         self.write_proj = nn.Linear(config.d_model, config.num_heads, bias=False)
         self.gate_proj = nn.Linear(config.d_model, d_inner, bias=False)
         self.output_proj = nn.Linear(d_inner, config.d_model, bias=False)
-        self.output_norm = RMSNorm(config.d_head, config.norm_eps, implementation=implementation)
+        self.output_norm = RMSNorm(self.d_value, config.norm_eps, implementation=implementation)
         self.A_log = nn.Parameter(torch.empty(config.num_heads))
         self.dt_bias = nn.Parameter(torch.empty(config.num_heads))
 
@@ -58,6 +60,7 @@ class GatedDeltaNet(nn.Module):
             self._projected(x),
             self._weights(),
             norm_eps=self.output_norm.eps,
+            largest_write=self.largest_write,
             implementation=self.implementation,
             memory=memory,
             conv_history=conv_history,
@@ -69,7 +72,10 @@ class GatedDeltaNet(nn.Module):
     ) -> Float[Tensor, "batch seq d_model"]:
         """The update when each token writes to an empty memory and reads its own write."""
         mixed = mixing_without_context(
-            self._projected(x), self._weights(), norm_eps=self.output_norm.eps
+            self._projected(x),
+            self._weights(),
+            norm_eps=self.output_norm.eps,
+            largest_write=self.largest_write,
         )
         return self.output_proj(mixed)
 
@@ -81,7 +87,7 @@ class GatedDeltaNet(nn.Module):
         channels, width = self.qkv_conv.shape
         return GatedDeltaNetState(
             memory=torch.zeros(
-                batch, self.num_heads, self.d_head, self.d_head, dtype=wide, device=device
+                batch, self.num_heads, self.d_head, self.d_value, dtype=wide, device=device
             ),
             conv_history=torch.zeros(batch, width - 1, channels, dtype=dtype, device=device),
         )

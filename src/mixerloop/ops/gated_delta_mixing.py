@@ -23,8 +23,8 @@ UNIT_NORM_EPS = 1e-6  # under the root, as flash-linear-attention has it
 class Projected(NamedTuple):
     """What the projections of a mixer make of its tokens."""
 
-    qkv: Float[Tensor, "batch seq 3*d_inner"]
-    gate: Float[Tensor, "batch seq d_inner"]
+    qkv: Float[Tensor, "batch seq channels"]
+    gate: Float[Tensor, "batch seq heads*d_value"]
     decay: Float[Tensor, "batch seq heads"]
     write: Float[Tensor, "batch seq heads"]
 
@@ -32,18 +32,23 @@ class Projected(NamedTuple):
 class MixingWeights(NamedTuple):
     """What a mixer learns besides its projections."""
 
-    conv: Float[Tensor, "3*d_inner width"]
+    conv: Float[Tensor, "channels width"]
     A_log: Float[Tensor, " heads"]
     dt_bias: Float[Tensor, " heads"]
-    norm: Float[Tensor, " d_head"]
+    norm: Float[Tensor, " d_value"]
+
+    @property
+    def d_key(self) -> int:
+        """Width of a head's keys: what channels leave beside the values, in two halves."""
+        return (len(self.conv) // len(self.A_log) - len(self.norm)) // 2
 
 
 class RuleInputs(NamedTuple):
     """What the rule is given, in float32 or wider."""
 
-    query: Float[Tensor, "batch seq heads d_head"]
-    key: Float[Tensor, "batch seq heads d_head"]
-    value: Float[Tensor, "batch seq heads d_head"]
+    query: Float[Tensor, "batch seq heads d_key"]
+    key: Float[Tensor, "batch seq heads d_key"]
+    value: Float[Tensor, "batch seq heads d_value"]
     log_decay: Float[Tensor, "batch seq heads"]
     write_strength: Float[Tensor, "batch seq heads"]
 
@@ -54,16 +59,27 @@ def gated_delta_mixing(
     *,
     norm_eps: float,
     implementation: Implementation,
-    memory: Float[Tensor, "batch heads d_head d_head"] | None = None,
-    conv_history: Float[Tensor, "batch width-1 3*d_inner"] | None = None,
+    largest_write: float = 1.0,
+    memory: Float[Tensor, "batch heads d_key d_value"] | None = None,
+    conv_history: Float[Tensor, "batch width-1 channels"] | None = None,
 ) -> tuple[
-    Float[Tensor, "batch seq d_inner"],
-    Float[Tensor, "batch heads d_head d_head"],
-    Float[Tensor, "batch width-1 3*d_inner"],
+    Float[Tensor, "batch seq heads*d_value"],
+    Float[Tensor, "batch heads d_key d_value"],
+    Float[Tensor, "batch width-1 channels"],
 ]:
-    """Mix a sequence; returns the mixed tokens and the memory and history to go on from."""
+    """Mix a sequence; returns the mixed tokens and the memory and history to go on from.
+
+    The fused kernel has keys and values of one width and write strengths up to 1. With others the
+    native form is the kernel of the rule alone, and torch around it.
+    """
     _check(tokens, weights, memory=memory, conv_history=conv_history)
-    if implementation == "native" and weights.conv.shape[1] <= LARGEST_WIDTH:
+    is_fused = (
+        implementation == "native"
+        and weights.conv.shape[1] <= LARGEST_WIDTH
+        and weights.d_key == len(weights.norm)
+        and largest_write == 1
+    )
+    if is_fused:
         return native_gated_delta_mixing(
             *tokens,
             *weights,
@@ -73,7 +89,7 @@ def gated_delta_mixing(
             conv_history=conv_history,
         )
     qkv, conv_history = short_convolution(x=tokens.qkv, weight=weights.conv, history=conv_history)
-    inputs = rule_inputs(tokens, qkv, weights)
+    inputs = rule_inputs(tokens, qkv, weights, largest_write=largest_write)
     if implementation == "fla":  # its kernels are made for tokens as narrow as the projections'
         narrow = tokens.qkv.dtype
         inputs = inputs._replace(
@@ -88,29 +104,34 @@ def gated_delta_mixing(
 
 
 def mixing_without_context(
-    tokens: Projected, weights: MixingWeights, *, norm_eps: float
-) -> Float[Tensor, "batch seq d_inner"]:
+    tokens: Projected, weights: MixingWeights, *, norm_eps: float, largest_write: float = 1.0
+) -> Float[Tensor, "batch seq heads*d_value"]:
     """Each token writes to an empty memory and reads its own write: o = b (q . k) v."""
-    inputs = rule_inputs(tokens, tokens.qkv * weights.conv[:, -1], weights)
+    inputs = rule_inputs(
+        tokens, tokens.qkv * weights.conv[:, -1], weights, largest_write=largest_write
+    )
     match = (inputs.query * inputs.key).sum(-1)
     output = (inputs.write_strength * match)[..., None] * inputs.value
     return gated_norm(output, tokens.gate, weights, norm_eps)
 
 
-def rule_inputs(tokens: Projected, qkv: Tensor, weights: MixingWeights) -> RuleInputs:
+def rule_inputs(
+    tokens: Projected, qkv: Tensor, weights: MixingWeights, *, largest_write: float = 1.0
+) -> RuleInputs:
     """From convolved tokens to what the rule is given."""
     wide = torch.promote_types(qkv.dtype, torch.float32)
-    d_head = weights.norm.shape[0]
+    heads, d_key, d_value = len(weights.A_log), weights.d_key, len(weights.norm)
+    sizes = [heads * d_key, heads * d_key, heads * d_value]
     query, key, value = (
-        part.unflatten(-1, (-1, d_head)) for part in F.silu(qkv.to(wide)).chunk(3, dim=-1)
+        part.unflatten(-1, (heads, -1)) for part in F.silu(qkv.to(wide)).split(sizes, dim=-1)
     )
     step = F.softplus(tokens.decay.to(wide) + weights.dt_bias)
     return RuleInputs(
-        query=_unit(query) * d_head**-0.5,
+        query=_unit(query) * d_key**-0.5,
         key=_unit(key),
         value=value,
         log_decay=-weights.A_log.exp() * step,
-        write_strength=tokens.write.to(wide).sigmoid(),
+        write_strength=largest_write * tokens.write.to(wide).sigmoid(),
     )
 
 
@@ -130,19 +151,19 @@ def _check(
 ) -> None:
     """Refuse tensors that do not fit together, by name; the native form trusts these sizes."""
     batch, seq, _ = tokens.gate.shape
-    (heads,), (d_head,), width = weights.A_log.shape, weights.norm.shape, weights.conv.shape[1]
-    d_inner = heads * d_head
+    (heads,), (d_value,), width = weights.A_log.shape, weights.norm.shape, weights.conv.shape[1]
+    channels = heads * (2 * weights.d_key + d_value)
     if seq == 0:
         raise ValueError("the sequence is empty")
     expected = {
-        "qkv": (tokens.qkv, (batch, seq, 3 * d_inner)),
-        "gate": (tokens.gate, (batch, seq, d_inner)),
+        "qkv": (tokens.qkv, (batch, seq, channels)),
+        "gate": (tokens.gate, (batch, seq, heads * d_value)),
         "decay": (tokens.decay, (batch, seq, heads)),
         "write": (tokens.write, (batch, seq, heads)),
-        "conv": (weights.conv, (3 * d_inner, width)),
+        "conv": (weights.conv, (channels, width)),
         "dt_bias": (weights.dt_bias, (heads,)),
-        "memory": (memory, (batch, heads, d_head, d_head)),
-        "conv_history": (conv_history, (batch, width - 1, 3 * d_inner)),
+        "memory": (memory, (batch, heads, weights.d_key, d_value)),
+        "conv_history": (conv_history, (batch, width - 1, channels)),
     }
     for name, (tensor, shape) in expected.items():
         if tensor is not None and tensor.shape != shape:

@@ -8,11 +8,10 @@ from transformers import PreTrainedConfig
 from mixerloop.config import ModelConfig
 from mixerloop.interop.released_config import (
     ANY_SCHEDULE,
-    HIDDEN_RATIO,
     LOOP_KEYS,
     MUST_BE,
     NO_LOOP,
-    SIZES,
+    SIZE_KEYS,
     WITHOUT_MEANING,
     model_config,
 )
@@ -33,6 +32,8 @@ class LoopedConfig(PreTrainedConfig):
     head_dim: int = 72
     intermediate_size: int | None = None
     hidden_ratio: int | float | None = 4
+    expand_v: int | float = 1.0
+    allow_neg_eigval: bool = False
     conv_size: int = 4
     norm_eps: float = 1e-5
     tie_word_embeddings: bool = True
@@ -56,7 +57,7 @@ class LoopedConfig(PreTrainedConfig):
 
     def model(self, **checked: Any) -> ModelConfig:
         """As our own models have it; `checked` are keys that must have the one value it has."""
-        keys = (*SIZES, *LOOP_KEYS, *MUST_BE, HIDDEN_RATIO)
+        keys = (*SIZE_KEYS, *LOOP_KEYS, *MUST_BE)
         given = {key: getattr(self, key) for key in keys if hasattr(self, key)}
         return model_config({"model_type": self.model_type, **given, **checked})
 

@@ -56,15 +56,20 @@ class LoopedMixer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        width, inner = config.d_model, config.num_heads * config.d_head
+        width, keys = config.d_model, config.num_heads * config.d_head
+        inner = config.num_heads * config.value_width
         linear = partial(nn.Linear, bias=False)
-        conv = partial(Filter, inner, inner, config.conv_width, groups=inner, bias=False)
-        self.norm_eps = config.norm_eps
-        self.q_proj, self.k_proj, self.v_proj = (linear(width, inner) for _ in range(3))
+        self.norm_eps, self.largest_write = config.norm_eps, config.largest_write
+        self.q_proj, self.k_proj, self.v_proj = (
+            linear(width, size) for size in (keys, keys, inner)
+        )
         self.a_proj, self.b_proj = (linear(width, config.num_heads) for _ in range(2))
         self.g_proj, self.o_proj = linear(width, inner), linear(inner, width)
-        self.q_conv1d, self.k_conv1d, self.v_conv1d = (conv() for _ in range(3))
-        self.o_norm = HeadNorm(config.d_head, eps=config.norm_eps)
+        self.q_conv1d, self.k_conv1d, self.v_conv1d = (
+            Filter(size, size, config.conv_width, groups=size, bias=False)
+            for size in (keys, keys, inner)
+        )
+        self.o_norm = HeadNorm(config.value_width, eps=config.norm_eps)
         self.A_log = nn.Parameter(torch.zeros(config.num_heads))
         self.dt_bias = nn.Parameter(torch.zeros(config.num_heads))
 
@@ -98,6 +103,7 @@ class LoopedMixer(nn.Module):
                 norm=self.o_norm().to(wide),
             ),
             norm_eps=self.norm_eps,
+            largest_write=self.largest_write,
             implementation=_implementation(x.device.type),
             memory=memory,
             conv_history=history,
