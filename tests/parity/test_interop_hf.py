@@ -4,6 +4,8 @@
 import copy
 import dataclasses
 import json
+import subprocess
+import sys
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -19,6 +21,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 import mixerloop.interop.hf
 from mixerloop.interop.folders import export
+from mixerloop.interop.hf import GatedDeltaNetForCausalLM
 from mixerloop.model.initialization import fresh_model
 from mixerloop.ops.precision import compute_in
 from mixerloop.schedule import LOOPS
@@ -40,18 +43,28 @@ def lively(config, *, seed=3):
     return model
 
 
+def class_of(folder):
+    """AutoModel's choice; without a loop ours, for where flash-linear-attention is imported too."""
+    kind = json.loads((folder / "config.json").read_text())["model_type"]
+    return GatedDeltaNetForCausalLM if kind == "gated_deltanet" else AutoModelForCausalLM
+
+
+def loaded(folder):
+    return class_of(folder).from_pretrained(folder).eval()
+
+
 @pytest.fixture(params=LOOPS)
 def both(request, tiny, tmp_path):
     """Our model and its exported twin."""
     model = lively(dataclasses.replace(tiny, schedule=request.param))
     export(model, tmp_path / "hf")
-    return model, AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+    return model, loaded(tmp_path / "hf")
 
 
 @pytest.fixture
 def twin(tiny, tmp_path):
     export(lively(dataclasses.replace(tiny, schedule="mixer_loop(3)")), tmp_path / "hf")
-    return AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+    return loaded(tmp_path / "hf")
 
 
 def tokens_of(vocab_size, batch=2, length=13):
@@ -63,10 +76,23 @@ def tokens_of(vocab_size, batch=2, length=13):
 def test_logits_of_fresh_weights_are_ours(tiny, tmp_path, loop):
     ours = fresh_model(dataclasses.replace(tiny, schedule=loop), seed=3).eval()
     export(ours, tmp_path / "hf")
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+    theirs = loaded(tmp_path / "hf")
     tokens = tokens_of(tiny.vocab_size)
     with torch.no_grad():
         torch.testing.assert_close(theirs(tokens).logits, ours(tokens), rtol=0, atol=LOGITS_AGREE)
+
+
+def test_without_a_loop_auto_model_is_ours_where_no_other_is_registered(tiny, tmp_path):
+    export(fresh_model(dataclasses.replace(tiny, schedule="no_loop"), seed=3), tmp_path / "hf")
+    program = (
+        "import mixerloop.interop.hf, transformers; "
+        f"model = transformers.AutoModelForCausalLM.from_pretrained({str(tmp_path / 'hf')!r}); "
+        "print(type(model).__module__, type(model).__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == [
+        *("mixerloop.interop.hf.modeling", "GatedDeltaNetForCausalLM"),
+    ], done.stderr
 
 
 def assert_same_in_float64(ours, theirs):
@@ -91,7 +117,7 @@ def test_logits_with_a_learned_residual_are_ours(tiny, tmp_path, unit):
     assert ours.pass_residual is not None
     torch.nn.init.normal_(ours.pass_residual.weight, std=0.3)
     export(ours, tmp_path / "hf")
-    assert_same_in_float64(ours, AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval())
+    assert_same_in_float64(ours, loaded(tmp_path / "hf"))
 
 
 def test_logits_with_values_of_another_width_and_larger_writes_are_ours(tiny, tmp_path):
@@ -100,7 +126,7 @@ def test_logits_with_values_of_another_width_and_larger_writes_are_ours(tiny, tm
     )
     ours = lively(config)
     export(ours, tmp_path / "hf")
-    assert_same_in_float64(ours, AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval())
+    assert_same_in_float64(ours, loaded(tmp_path / "hf"))
 
 
 def written(model, prompts, *, use_cache, **options):
@@ -245,7 +271,7 @@ def test_a_script_that_hooks_mixers_as_the_authors_do_runs(tiny, tmp_path, loop,
     """Record what enters and leaves each mixer, then let a mixer run again on a part of it."""
     ours = lively(dataclasses.replace(tiny, schedule=loop))
     export(ours, tmp_path / "hf")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+    model = loaded(tmp_path / "hf")
     assert model.config.loop_count == 3
     ffn_calls = Counter()
     calls: dict[int, list[Any]] = {number: [] for number in range(tiny.num_layers)}
@@ -306,9 +332,11 @@ def test_layers_may_wait_on_the_disk_until_they_are_called(both, tmp_path):
         **{"model.embeddings": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk"},
         **{"model.layers.2": "disk", "model.norm": "cpu", "lm_head": "cpu"},
     }
-    placed: Any = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "hf", device_map=places, offload_folder=tmp_path / "offloaded"
-    ).eval()
+    placed: Any = (
+        class_of(tmp_path / "hf")
+        .from_pretrained(tmp_path / "hf", device_map=places, offload_folder=tmp_path / "offloaded")
+        .eval()
+    )
     assert placed.model.layers[2].mixer.A_log.is_meta
     assert placed.model.layers[2].mixer.q_conv1d.weight.is_meta
     prompts = tokens_of(model.config.vocab_size)
@@ -323,7 +351,7 @@ def test_what_enters_a_layer_is_moved_to_its_device(tiny, tmp_path):
     hooks = needs.module("accelerate.hooks")
     config = dataclasses.replace(tiny, schedule="mixer_loop(2)", pass_residual="mixer")
     export(fresh_model(config, seed=3), tmp_path / "hf")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval().model
+    model = loaded(tmp_path / "hf").model
     names = ("embeddings", "layers.0", "layers.1", "layers.2", "norm")
     places = {name: "meta" if name > "layers.0" else "cpu" for name in names}
     hooks.attach_align_device_hook_on_blocks(

@@ -125,13 +125,16 @@ def rule_inputs(
     query, key, value = (
         part.unflatten(-1, (heads, -1)) for part in F.silu(qkv.to(wide)).split(sizes, dim=-1)
     )
+    write_strength = tokens.write.to(wide).sigmoid()
+    if largest_write != 1:
+        write_strength = largest_write * write_strength
     step = F.softplus(tokens.decay.to(wide) + weights.dt_bias)
     return RuleInputs(
         query=_unit(query) * d_key**-0.5,
         key=_unit(key),
         value=value,
         log_decay=-weights.A_log.exp() * step,
-        write_strength=largest_write * tokens.write.to(wide).sigmoid(),
+        write_strength=write_strength,
     )
 
 

@@ -46,4 +46,11 @@ for _config, _model, _for_causal_lm in (
     AutoModel.register(_config, _model, exist_ok=True)
     AutoModelForCausalLM.register(_config, _for_causal_lm, exist_ok=True)
 
-__all__ = ["LoopedConfig", "LoopedForCausalLM", "LoopedModel", "MixerLoopConfig", "ScheduleConfig"]
+__all__ = [
+    "GatedDeltaNetForCausalLM",
+    "LoopedConfig",
+    "LoopedForCausalLM",
+    "LoopedModel",
+    "MixerLoopConfig",
+    "ScheduleConfig",
+]
