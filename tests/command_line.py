@@ -19,7 +19,10 @@ import torch
 
 from mixerloop import machine
 from mixerloop.cli.main import main
+from mixerloop.ops import native_library
 
+INSTRUCTION_SET_LIMITS = ("ATEN_CPU_CAPABILITY", native_library.SET_VARIABLE)
+"""A process computes the same bits as the tests' own process only under the same limits."""
 COMMAND = (sys.executable, "-m", "mixerloop")
 
 
@@ -34,8 +37,10 @@ class Ended:
 
 def environment(home) -> dict[str, str]:
     """All that a program started by the tests knows of this machine."""
+    limits = {name: os.environ[name] for name in INSTRUCTION_SET_LIMITS if name in os.environ}
     return {
         **machine.waiting(),
+        **limits,
         "PATH": os.environ["PATH"],
         "HOME": str(Path(home).resolve()),
         "COLUMNS": "80",

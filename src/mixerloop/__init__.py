@@ -1,6 +1,61 @@
-"""mixerloop: which part of a language model should loop, how often, and did it pay?"""
+"""mixerloop: which part of a language model should loop, how often, and did it pay?
+
+The names below are loaded when they are first used: `import mixerloop` loads no torch. In a program
+of your own, call `mixerloop.settle()` before torch is loaded; see `mixerloop.machine.settle`.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from mixerloop.machine import settle
 
-__all__ = ["__version__", "settle"]
+if TYPE_CHECKING:
+    from mixerloop.config import load as load_config
+    from mixerloop.evaluation.comparison import compare_runs
+    from mixerloop.evaluation.core.evaluate_core import evaluate_core
+    from mixerloop.evaluation.held_out_nll import evaluate_nll
+    from mixerloop.evaluation.hops_accuracy import evaluate_hops
+    from mixerloop.interop.loading import open_subject
+    from mixerloop.training.session import resume, train
+    from mixerloop.transport.measurement import Looking, measure_transport
+
+__all__ = [
+    "Looking",
+    "__version__",
+    "compare_runs",
+    "evaluate_core",
+    "evaluate_hops",
+    "evaluate_nll",
+    "load_config",
+    "measure_transport",
+    "open_subject",
+    "resume",
+    "settle",
+    "train",
+]
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Looking": "transport.measurement:Looking",
+    "compare_runs": "evaluation.comparison:compare_runs",
+    "evaluate_core": "evaluation.core.evaluate_core:evaluate_core",
+    "evaluate_hops": "evaluation.hops_accuracy:evaluate_hops",
+    "evaluate_nll": "evaluation.held_out_nll:evaluate_nll",
+    "load_config": "config:load",
+    "measure_transport": "transport.measurement:measure_transport",
+    "open_subject": "interop.loading:open_subject",
+    "resume": "training.session:resume",
+    "train": "training.session:train",
+}
+"""The module and the name of what is loaded on first use."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mixerloop' has no attribute '{name}'")
+    module, _, attribute = _HOMES[name].partition(":")
+    return getattr(importlib.import_module(f"mixerloop.{module}"), attribute)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -195,8 +195,8 @@ def test_a_killed_evaluation_goes_on_to_the_same_answers(run, monkeypatch):
     [
         (["--tasks", "colors"], "no task 'colors' in"),
         (["--limit", "2"], "colours: 2 examples are too few"),
-        (["--limit", "0"], "--limit must be at least 1, got 0"),
-        (["--context", "0"], "--context must be at least 2, got 0"),
+        (["--limit", "0"], "limit must be at least 1, got 0"),
+        (["--context", "0"], "context must be at least 2, got 0"),
         (["--schedule", "full_loop"], "say where with --out"),
         pytest.param(
             ["--device", "cuda"], "torch finds no CUDA device here", marks=needs.NO_CUDA.mark

@@ -100,7 +100,7 @@ def test_fresh_weights_need_no_run_and_no_data(tmp_path):
         ([], "name a run, or a preset with --random"),
         (["run", "--random", "nano"], "name a run, or a preset with --random"),
         (["--random", "nanno"], "unknown preset 'nanno'; did you mean nano?"),
-        (["--random", "nano", "--windows", 1], "--windows must be at least 2, got 1"),
+        (["--random", "nano", "--windows", 1], "windows must be at least 2, got 1"),
         (["--random", "nano", "--context", 8], "has room for 3 positions, not 16"),
         (["run", "--windows", 9999], "there are 4096, and draw 0 of 9999 needs more"),
         (["run", "--data", "nowhere"], "nowhere: no manifest.json"),

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 import tyro
 
 from mixerloop import config as configs
-from mixerloop import machine, runs
+from mixerloop import runs
 from mixerloop.cli.overrides import Overrides, given
 from mixerloop.cli.progress_line import ProgressLine, duration
-from mixerloop.config import RunConfig
 
 if TYPE_CHECKING:
-    from mixerloop.training.metrics import Metrics, Timing, Watcher
-    from mixerloop.training.ranks import Ranks
+    from mixerloop.training.metrics import Metrics, Timing
     from mixerloop.training.trainer import Outcome, Trainer
 
 HELP = """Train a model as a config says, or go on where a run was stopped.
@@ -52,118 +50,63 @@ class Train:
 
     def run(self) -> None:
         """Train, and say how it ended."""
-        if self.until is not None and self.until < 1:
-            raise ValueError(f"--until must be at least 1, got {self.until}")
-        run_config = self._config(given(self.overrides))
+        overrides = given(self.overrides)
+        display = None if self.json else _display
+        if self.resume is not None:
+            if self.out is not None:
+                raise ValueError("--resume goes on in the run's own folder; leave --out out")
+            from mixerloop.training.session import resume
 
-        from mixerloop.training.ranks import joined
-
-        machine.keep_freed_memory()
-        _, train = run_config.for_training()
-        with joined(train.device) as ranks:
-            run, run_config = self._run_folder(run_config, ranks)
-            ranks.wait()  # the first rank may have made it just now
-            if not ranks.is_first:
-                outcome, _ = _train(run, run_config, ranks, until=self.until, show=False)
-            else:
-                with runs.locked(run):
-                    outcome, last = _train(
-                        run, run_config, ranks, until=self.until, show=not self.json
-                    )
-                _say(run, outcome, last, as_json=self.json)
-        if outcome.stopped_by is not None:
-            sys.exit(128 + outcome.stopped_by)
-
-    def _config(self, overrides: configs.Tables) -> RunConfig:
-        if self.resume is None:
+            trained = resume(
+                self.resume,
+                config_file=self.config,
+                overrides=overrides,
+                until=self.until,
+                display=display,
+            )
+        else:
             if self.config is None:
                 raise ValueError("name a config to train, or a run to go on with: --resume RUN")
-            return configs.load(self.config, overrides)
-        if self.out is not None:
-            raise ValueError("--resume goes on in the run's own folder; leave --out out")
-        if (self.resume / runs.CONTENTS).exists():
-            raise ValueError(f"{self.resume}: a checkpoint; name the run it belongs to")
-        if not (self.resume / runs.CONFIG).is_file():
-            raise ValueError(f"{self.resume}: there is no such run")
-        from mixerloop.training.run_folder import resumed_config
+            config = configs.load(self.config, overrides)
+            from mixerloop.training.session import train
 
-        return resumed_config(self.resume, config_file=self.config, overrides=overrides)
-
-    def _run_folder(self, run_config: RunConfig, ranks: "Ranks") -> tuple[Path, RunConfig]:
-        if self.resume is not None:
-            return self.resume, run_config
-        assert self.config is not None
-        from mixerloop.training.run_folder import begin
-
-        run = RUNS / self.config.stem if self.out is None else self.out
-        return run, begin(run, run_config, ranks=ranks)
+            out = RUNS / self.config.stem if self.out is None else self.out
+            trained = train(config, out, until=self.until, display=display)
+        if trained.is_first_rank:
+            _say(trained.run, trained.outcome, trained.last, as_json=self.json)
+        if trained.outcome.stopped_by is not None:
+            sys.exit(128 + trained.outcome.stopped_by)
 
 
-def _train(
-    run: Path, run_config: RunConfig, ranks: "Ranks", *, until: int | None, show: bool
-) -> tuple["Outcome", "Metrics | None"]:
-    from mixerloop.training.trainer import Trainer
-
-    if ranks.is_first:
-        runs.remove_leftovers(run)
-        runs.remove_leftovers(run / runs.CHECKPOINTS)
-    trainer = Trainer(run, run_config, ranks=ranks)
-    if not ranks.is_first or trainer.finished:
-        return trainer.train(until=until), None
-    watchers, line = _watchers(run, trainer, show=show)
-    try:
-        outcome = trainer.train(watchers, until=until)
-    finally:
-        for watcher in watchers:
-            watcher.close()
-    return outcome, line.last
-
-
-def _watchers(run: Path, trainer: "Trainer", *, show: bool) -> "tuple[list[Watcher], Line]":
-    from mixerloop.training.metrics import JsonLines, TensorBoard, WeightsAndBiases
-    from mixerloop.training.run_folder import note_session, provenance_of
-
-    train = trainer.train_config
-    line = Line(trainer.budget.steps, show=show)
-    watchers: list[Watcher] = [line, JsonLines(run, start=trainer.step)]
-    if train.tensorboard:
-        watchers.append(TensorBoard(run, start=trainer.step))
-    if train.wandb is not None:
-        identity = str(provenance_of(run)["id"])
-        facts = asdict(trainer.config)
-        watchers.append(WeightsAndBiases(run, project=train.wandb, identity=identity, config=facts))
-    note_session(run, trainer.config, ranks=trainer.ranks, step=trainer.step)
+def _display(trainer: "Trainer") -> "Line":
+    train, steps = trainer.train_config, trainer.budget.steps
+    line = Line(steps)
     of = ""
-    if (steps := trainer.budget.steps) is not None:
+    if steps is not None:
         warmup = trainer.budget.warmup_steps(train.warmup_steps, steps)
         of = f" of {steps:,}, the first {warmup:,.0f} a warm-up"
     line.say(
-        f"{run}: {trainer.num_parameters:,} parameters, {trainer.model.implementation} rule in "
-        f"{train.compute_dtype}, {trainer.tokens_per_step:,} tokens a step, from step "
+        f"{trainer.run}: {trainer.num_parameters:,} parameters, {trainer.model.implementation} "
+        f"rule in {train.compute_dtype}, {trainer.tokens_per_step:,} tokens a step, from step "
         f"{trainer.step:,}{of}"
     )
-    return watchers, line
+    return line
 
 
 class Line:
-    """The progress line as a watcher; it remembers the last step for the last words."""
+    """The progress line of a session."""
 
-    def __init__(self, total_steps: int | None, *, show: bool) -> None:
+    def __init__(self, total_steps: int | None) -> None:
         self._total = f"/{total_steps:,}" if total_steps else ""
-        self._line = ProgressLine() if show else None
+        self._line = ProgressLine()
         self._held_out = ""
-        self.last: Metrics | None = None
 
     def say(self, text: str) -> None:
-        """A line before the first step."""
-        if self._line is not None:
-            self._line.say(text)
+        """Print a line above the progress line."""
+        self._line.say(text)
 
     def step(self, metrics: "Metrics", timing: "Timing") -> None:
-        """Write the line."""
-        self.last = metrics
-        if self._line is None:
-            return
+        """Show a step."""
         if metrics.held_out_nll is not None:
             self._held_out = f"  held-out {metrics.held_out_nll:.4f}"
         self._line.show(
@@ -176,9 +119,8 @@ class Line:
         """Nothing is held back."""
 
     def close(self) -> None:
-        """Leave the line."""
-        if self._line is not None:
-            self._line.close()
+        """End the line."""
+        self._line.close()
 
 
 def _say(run: Path, outcome: "Outcome", last: "Metrics | None", *, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from mixerloop.config import RunConfig
 from mixerloop.evaluation.core.metric import all_centered, core, manipulation
 from mixerloop.evaluation.core.resampling import resampled_accuracies
 from mixerloop.evaluation.difference import PAIRS_FROM, Difference, Scores, difference
-from mixerloop.evaluation.kept_results import KeptCore, KeptNLL, KeptResults
+from mixerloop.evaluation.kept_results import KeptCore, KeptNLL, KeptResults, read_results
 from mixerloop.intervals import resampled_ratios
 
 ONE_TASK_IS_MOST = 0.5
@@ -71,6 +72,11 @@ class Comparison:
     pairs: tuple[Pair, ...]
     warnings: tuple[str, ...]
     """Of all pairs alike."""
+
+
+def compare_runs(paths: Sequence[Path | str], *, seed: int = 0) -> Comparison:
+    """Compare runs, or results kept elsewhere, by what was measured of all of them."""
+    return compare([read_results(Path(path)) for path in paths], seed=seed)
 
 
 def compare(results: Sequence[KeptResults], *, seed: int = 0) -> Comparison:

@@ -1,17 +1,28 @@
 """How often a model answers right, by the number of hops the question takes."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mixerloop.config import check_fits
+from mixerloop.data.batches import fingerprint, hops_settings
 from mixerloop.data.hops import Hops
+from mixerloop.evaluation.kept_results import HOPS
 from mixerloop.intervals import Estimate, bootstrap_ratio
+from mixerloop.ops.precision import compute_in
+from mixerloop.subject import Heading, Subject
 
 BATCH = 256
 CPU = torch.device("cpu")
+
+
+NUM_SEQUENCES = 4096
+"""The held-out sequences of a folder of hops."""
 
 
 class LogitsAt(Protocol):
@@ -31,6 +42,53 @@ class HopsAccuracy:
     accuracy: Estimate
     guess: float
     """What is right without following anything; see `guesses`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopsResult:
+    """The accuracy of one subject for each number of hops."""
+
+    heading: Heading
+    accuracy_by_hop: tuple[HopsAccuracy, ...]
+    provenance: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of hops.json."""
+        return {
+            **asdict(self.heading),
+            "accuracy_by_hop": [
+                asdict(part) | {"accuracy": part.accuracy._asdict()}
+                for part in self.accuracy_by_hop
+            ],
+            "provenance": self.provenance,
+        }
+
+
+def evaluate_hops(
+    subject: Subject, *, data: Path | None = None, sequences: int = NUM_SEQUENCES
+) -> HopsResult:
+    """Ask the first held-out sequences of hops, and keep the result with the subject's results.
+
+    `data` is a folder of hops; the folder the subject was trained on where it is not given.
+    """
+    if sequences < 2:
+        raise ValueError(f"sequences must be at least 2, got {sequences}")
+    folder = subject.data(data)
+    settings = hops_settings(folder)
+    if settings is None:
+        raise ValueError(f"{folder}: not a folder of hops; give one with --data")
+    hops = Hops(settings, "held_out")
+    check_fits(folder, hops.vocab_size, subject.config.model.vocab_size)
+    logits_at = partial(subject.model, schedule=subject.schedule)
+    with compute_in(subject.compute_dtype, subject.device.type):
+        accuracy = hops_accuracy(logits_at, hops, num_sequences=sequences, device=subject.device)
+    result = HopsResult(
+        heading=subject.heading(),
+        accuracy_by_hop=tuple(accuracy),
+        provenance=subject.provenance(data=fingerprint(folder)),
+    )
+    subject.keep(HOPS, result.to_json())
+    return result
 
 
 @torch.no_grad()

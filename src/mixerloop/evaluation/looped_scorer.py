@@ -32,6 +32,7 @@ from mixerloop.ops.precision import compute_in
 from mixerloop.ops.sliced_cross_entropy import token_losses
 from mixerloop.ops.workers import map_on_cores
 from mixerloop.schedule import Schedule
+from mixerloop.subject import Subject
 
 T = TypeVar("T")
 Result = TypeVar("Result")
@@ -200,6 +201,18 @@ class LoopedScorer:
         found = (TokenScores(*scores) for scores in zip(*parts, strict=True))
         for one in sequences:
             one.found = {key: next(found) for key in one.labels}
+
+
+def scorer_of(
+    subject: Subject, *, schedule: Schedule | None = None, share_prefixes: bool = True
+) -> LoopedScorer:
+    """The scorer of a subject, in its precision and under its schedule or another one."""
+    return LoopedScorer(
+        subject.model,
+        schedule=subject.schedule if schedule is None else schedule,
+        compute_dtype=subject.compute_dtype,
+        share_prefixes=share_prefixes,
+    )
 
 
 def mixing_and_afterwards(model: LoopedLM, schedule: Schedule) -> tuple[Schedule, Schedule]:

@@ -1,4 +1,4 @@
-"""A model from wherever one is: a run, a checkpoint, a folder of `transformers`."""
+"""Models from a run, a checkpoint or a folder of `transformers`."""
 
 import hashlib
 from dataclasses import dataclass
@@ -6,8 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from mixerloop import config as configs
-from mixerloop import runs
-from mixerloop.config import ImplementationChoice, ModelConfig, RunConfig
+from mixerloop import machine, runs
+from mixerloop.config import (
+    ComputeDtype,
+    Device,
+    ImplementationChoice,
+    ModelConfig,
+    RunConfig,
+)
 from mixerloop.interop.folders import (
     exported_config,
     exported_model,
@@ -16,7 +22,11 @@ from mixerloop.interop.folders import (
     weight_files,
 )
 from mixerloop.model.checkpoint import load_model
+from mixerloop.model.device import find_device
 from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.notation import resolve
+from mixerloop.ops.gated_delta_rule import choose_implementation
+from mixerloop.subject import Subject
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,42 @@ def model_of(path: Path) -> ModelConfig:
     if is_exported(path):
         return exported_model(path)
     return configs.load(runs.find_checkpoint(path) / runs.CONFIG).model
+
+
+def open_subject(
+    run: Path | str,
+    *,
+    schedule: str | None = None,
+    compute_dtype: ComputeDtype = "float32",
+    implementation: ImplementationChoice = "auto",
+    device: Device = "auto",
+    results: Path | None = None,
+) -> Subject:
+    """Load a run, one of its checkpoints, or an exported folder, ready to be measured.
+
+    Results are kept in `results`, or in the run's own results folder. A run under another schedule
+    than its own, and an exported folder, keep results in `results` only.
+    """
+    machine.keep_freed_memory()
+    if results is not None:
+        runs.check_can_hold(results)
+    found_device = find_device(device, option="--device")
+    chosen = choose_implementation(implementation, found_device.type)
+    path = Path(run)
+    loaded = load_any(path, implementation=chosen)
+    if results is None and schedule is None and loaded.is_run:
+        results = runs.results_folder(path)
+        runs.check_can_hold(results)
+    model = loaded.config.model
+    return Subject(
+        folder=loaded.folder,
+        fingerprint=loaded.fingerprint,
+        results=results,
+        model=loaded.model.to(found_device).eval(),
+        config=loaded.config,
+        schedule=resolve(model.schedule if schedule is None else schedule, model.num_layers),
+        compute_dtype=compute_dtype,
+    )
 
 
 def load_any(path: Path, *, implementation: ImplementationChoice = "auto") -> Loaded:

@@ -1,6 +1,7 @@
 """What each pass does at the readout, drawn from results of `mixerloop transport`."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mixerloop.reports.figure import Figure, Row, data, dressed, model_color
@@ -9,6 +10,7 @@ if TYPE_CHECKING:
     import altair as alt
 
 Result = Mapping[str, Any]
+FIGURES = "figures"
 
 PANELS = {
     "itr_by_depth": "ITR of the passes so far",
@@ -26,6 +28,14 @@ DARK_CELL = 0.55
 def transport_figures(results: Mapping[str, Result]) -> list[Figure]:
     """The passes of every model side by side, and two maps of each model's layers."""
     return [passes_figure(results), *maps(results)]
+
+
+def write_transport_figures(result: Result, folder: Path) -> None:
+    """Draw a result of `measure_transport`, beside its control if it has one, into a folder."""
+    control = result["control"]
+    models = {"model": result} if control is None else {"trained": result, "control": control}
+    for figure in transport_figures(models):
+        figure.write(folder / FIGURES)
 
 
 def maps(results: Mapping[str, Result]) -> list[Figure]:

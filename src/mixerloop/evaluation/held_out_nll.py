@@ -1,0 +1,139 @@
+"""`evaluate_nll`: the held-out NLL of a subject, by document, position and pass."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mixerloop import runs
+from mixerloop.config import check_fits
+from mixerloop.data.batches import fingerprint, hops_settings
+from mixerloop.data.hops import Hops
+from mixerloop.data.shards import TokenSplit, open_tokenizer
+from mixerloop.evaluation.comparison import FEW_DOCUMENTS
+from mixerloop.evaluation.kept_results import write_nll
+from mixerloop.evaluation.looped_scorer import scorer_of
+from mixerloop.evaluation.nll import (
+    NLL,
+    HeldOut,
+    held_out_hops,
+    held_out_text,
+    measure,
+    summarise,
+)
+from mixerloop.schedule import first_passes, num_passes_of
+from mixerloop.subject import Heading, Subject
+
+Progress = Callable[[str, int, int], None]
+"""Called with the part that is measured, the tokens scored so far, and all tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NLLResult:
+    """The held-out NLL of one subject."""
+
+    heading: Heading
+    figures: NLL
+    context: int
+    """Tokens of a window."""
+    warnings: tuple[str, ...]
+    by_passes: dict[int, NLL]
+    """With the loops stopped after so many passes."""
+    provenance: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of nll.json."""
+        return {
+            **asdict(self.heading),
+            **_figures(self.figures),
+            "context": self.context,
+            "warnings": list(self.warnings),
+            "by_passes": {str(number): _figures(nll) for number, nll in self.by_passes.items()},
+            "provenance": self.provenance,
+        }
+
+
+def evaluate_nll(
+    subject: Subject,
+    *,
+    data: Path | None = None,
+    context: int | None = None,
+    passes: tuple[int, ...] = (),
+    progress: Progress | None = None,
+) -> NLLResult:
+    """Score every held-out token but the first, and keep the result with the subject's results.
+
+    `data` and `context` are those of the subject's own run where they are not given. `passes` also
+    measures the model with every loop stopped after so many passes.
+    """
+    if context is not None and context < 1:
+        raise ValueError(f"context must be at least 1, got {context}")
+    most = num_passes_of(subject.schedule)
+    for number in passes:
+        if not 1 <= number <= most:
+            raise ValueError(f"passes {number}: this schedule makes 1 to {most}")
+    folder = subject.data(data)
+    held_out = _held_out(subject, folder, context)
+
+    def part(name: str) -> Callable[[int, int], None] | None:
+        if progress is None:
+            return None
+        return lambda done, total: progress(name, done, total)
+
+    sums = measure(scorer_of(subject), held_out, progress=part("all passes"))
+    by_passes = {}
+    for number in passes:
+        scorer = scorer_of(subject, schedule=first_passes(subject.schedule, number))
+        stopped = measure(scorer, held_out, progress=part(f"{number} passes"))
+        by_passes[number] = summarise(stopped, held_out)
+    figures = summarise(sums, held_out)
+    result = NLLResult(
+        heading=subject.heading(),
+        figures=figures,
+        context=held_out.context,
+        warnings=_warnings(figures),
+        by_passes=by_passes,
+        provenance=subject.provenance(data=fingerprint(folder)),
+    )
+    if subject.results is not None:
+        write_nll(subject.results, result.to_json(), sums, held_out)
+    return result
+
+
+def _held_out(subject: Subject, data: Path, context: int | None) -> HeldOut:
+    vocab_size = subject.config.model.vocab_size
+    if (settings := hops_settings(data)) is not None:
+        hops = Hops(settings, "held_out")
+        check_fits(data, hops.vocab_size, vocab_size)
+        if context not in (None, hops.context):
+            raise ValueError(f"{data}: its sequences have {hops.context} tokens, no other")
+        return held_out_hops(hops)
+    split = TokenSplit(data, "held_out")
+    check_fits(data, split.manifest.vocab_size, vocab_size)
+    own = subject.folder / runs.TOKENIZER
+    if own.is_file() and runs.sha256(own) != split.manifest.tokenizer_sha256:
+        raise ValueError(f"{data}: was made with another tokenizer than the run's")
+    configured = None if subject.config.data is None else subject.config.data.context
+    context = configured if context is None else context
+    if context is None:
+        raise ValueError("this run has no context of its own; give one with --context")
+    return held_out_text(split, open_tokenizer(data, split.manifest), context=context)
+
+
+def _figures(nll: NLL) -> dict[str, Any]:
+    return {
+        "nll": nll.nll._asdict(),
+        "bits_per_byte": None if nll.bits_per_byte is None else nll.bits_per_byte._asdict(),
+        "accuracy": nll.accuracy._asdict(),
+        "by_position": [
+            place._asdict() | {"nll": place.nll._asdict()} for place in nll.by_position
+        ],
+        "documents": nll.documents,
+        "tokens": nll.tokens,
+    }
+
+
+def _warnings(nll: NLL) -> tuple[str, ...]:
+    if nll.documents >= FEW_DOCUMENTS:
+        return ()
+    return (f"the intervals come from {nll.documents} documents; do not trust them far",)

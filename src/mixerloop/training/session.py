@@ -1,0 +1,134 @@
+"""`train` and `resume`: a session of training, from a config or a run folder to a checkpoint."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mixerloop import machine, runs
+from mixerloop.config import RunConfig, Tables
+from mixerloop.training.metrics import (
+    JsonLines,
+    Metrics,
+    TensorBoard,
+    Timing,
+    Watcher,
+    WeightsAndBiases,
+)
+from mixerloop.training.ranks import Ranks, joined
+from mixerloop.training.run_folder import begin, note_session, provenance_of, resumed_config
+from mixerloop.training.trainer import Outcome, Trainer
+
+Display = Callable[[Trainer], Watcher]
+"""Makes a watcher that shows the progress of a session, on its first rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """How a session ended."""
+
+    run: Path
+    outcome: Outcome
+    last: Metrics | None
+    """The last step of this session; None where no step was left, and on other ranks."""
+    is_first_rank: bool
+
+
+def train(
+    config: RunConfig,
+    run: Path,
+    *,
+    until: int | None = None,
+    display: Display | None = None,
+) -> Trained:
+    """Begin a run in a new folder and train it, to the end of its budget or to step `until`."""
+    _check_until(until)
+    _, settings = config.for_training()
+    machine.keep_freed_memory()
+    with joined(settings.device) as ranks:
+        return _session(run, begin(run, config, ranks=ranks), ranks, until, display)
+
+
+def resume(
+    run: Path,
+    *,
+    config_file: Path | None = None,
+    overrides: Tables | None = None,
+    until: int | None = None,
+    display: Display | None = None,
+) -> Trained:
+    """Train a run from its newest checkpoint on.
+
+    `config_file` and `overrides` may change how the run is computed, but not what it computes.
+    """
+    _check_until(until)
+    if (run / runs.CONTENTS).exists():
+        raise ValueError(f"{run}: a checkpoint; name the run it belongs to")
+    if not (run / runs.CONFIG).is_file():
+        raise ValueError(f"{run}: there is no such run")
+    config = resumed_config(run, config_file=config_file, overrides=overrides or {})
+    _, settings = config.for_training()
+    machine.keep_freed_memory()
+    with joined(settings.device) as ranks:
+        return _session(run, config, ranks, until, display)
+
+
+def _check_until(until: int | None) -> None:
+    if until is not None and until < 1:
+        raise ValueError(f"until must be at least 1, got {until}")
+
+
+def _session(
+    run: Path, config: RunConfig, ranks: Ranks, until: int | None, display: Display | None
+) -> Trained:
+    ranks.wait()  # the first rank may have made the folder just now
+    if not ranks.is_first:
+        outcome = Trainer(run, config, ranks=ranks).train(until=until)
+        return Trained(run=run, outcome=outcome, last=None, is_first_rank=False)
+    with runs.locked(run):
+        runs.remove_leftovers(run)
+        runs.remove_leftovers(run / runs.CHECKPOINTS)
+        trainer = Trainer(run, config, ranks=ranks)
+        if trainer.finished:
+            outcome = trainer.train(until=until)
+            return Trained(run=run, outcome=outcome, last=None, is_first_rank=True)
+        last = _Last()
+        watchers = [last, *_recorders(run, trainer)]
+        note_session(run, trainer.config, ranks=ranks, step=trainer.step)
+        if display is not None:
+            watchers.append(display(trainer))
+        try:
+            outcome = trainer.train(watchers, until=until)
+        finally:
+            for watcher in watchers:
+                watcher.close()
+    return Trained(run=run, outcome=outcome, last=last.metrics, is_first_rank=True)
+
+
+def _recorders(run: Path, trainer: Trainer) -> list[Watcher]:
+    """What writes the steps down, as the config says."""
+    settings = trainer.train_config
+    recorders: list[Watcher] = [JsonLines(run, start=trainer.step)]
+    if settings.tensorboard:
+        recorders.append(TensorBoard(run, start=trainer.step))
+    if settings.wandb is not None:
+        identity = str(provenance_of(run)["id"])
+        facts = asdict(trainer.config)
+        recorders.append(
+            WeightsAndBiases(run, project=settings.wandb, identity=identity, config=facts)
+        )
+    return recorders
+
+
+class _Last:
+    """Remembers the last step."""
+
+    metrics: Metrics | None = None
+
+    def step(self, metrics: Metrics, timing: Timing) -> None:
+        self.metrics = metrics
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
