@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,7 @@ def evaluate_nll(
     held_out = _held_out(subject, folder, context)
 
     def part(name: str) -> Callable[[int, int], None] | None:
-        if progress is None:
-            return None
-        return lambda done, total: progress(name, done, total)
+        return None if progress is None else partial(progress, name)
 
     sums = measure(scorer_of(subject), held_out, progress=part("all passes"))
     by_passes = {}

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,7 @@ def measure_fresh_transport(
         compute_dtype=compute_dtype,
         seed=looking.seed,
         removal=looking.removal,
-        progress=progress and (lambda done, total: progress("fresh", done, total)),
+        progress=None if progress is None else partial(progress, "fresh"),
     )
     result = TransportResult(
         heading=None,
@@ -205,5 +206,5 @@ def _figures(
         compute_dtype=subject.compute_dtype,
         seed=looking.seed,
         removal=looking.removal,
-        progress=progress and (lambda done, total: progress(name, done, total)),
+        progress=None if progress is None else partial(progress, name),
     )
