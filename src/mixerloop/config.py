@@ -22,8 +22,8 @@ ComputeDtype = Literal["float32", "bfloat16"]
 ComputeDtypeChoice = Literal["auto", "float32", "bfloat16"]
 """`auto` is bfloat16 where this machine multiplies it faster, which is measured."""
 InitRule = Literal["shared", "released"]
-"""`shared`: one draw for every schedule. `released`: as in the authors' code, where the projection
-that writes what loops is drawn smaller."""
+"""`shared`: one draw for every schedule. `released`: as in the authors' code, where the output
+projection of the repeated sublayer starts smaller."""
 PassResidual = Literal["none", "mixer", "ffn", "block", "stack", "released"]
 """What one pass is, for the learned residual around each pass; `released`: what the schedule
 repeats, as in the authors' code."""
@@ -183,7 +183,7 @@ class TrainConfig:
     """Seed of the weights, of the order of data and of whatever else is drawn."""
     init: InitRule = "shared"
     """shared: one draw for every schedule; released: as in the authors' code, where the output
-    projection of what loops shrinks."""
+    projection of the repeated sublayer starts smaller."""
     global_batch: int = 512
     """Windows of one update, over all ranks."""
     micro_batch: int | None = None

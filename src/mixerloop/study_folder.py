@@ -29,7 +29,7 @@ MEASURED = {"nll": NLL, "hops": HOPS, "core": CORE, "transport": TRANSPORT}
 
 PLAN_KEYS = {"title", "about", "parts", "cells", "prefill"}
 PART_KEYS = {
-    *("name", "match", "measure", "measure_in", "seeds", "data", "compute_dtype"),
+    *("name", "match", "measure", "seeds", "data", "compute_dtype"),
     *("transport", "arms"),
 }
 CELL_KEYS = {"number", "name", "part", "arm", "seed", "measure"}

@@ -13,6 +13,7 @@ import pytest
 
 import needs
 from command_line import COMMAND, mixerloop, refused
+from mixerloop import paper
 from mixerloop.data.sources import standard_library
 from mixerloop.data.tokenizer import train_tokenizer
 
@@ -142,6 +143,27 @@ def test_bad_input_gets_one_line(tmp_path, tokenizer, stdlib):
     bad = ["prepare", "text", tmp_path / "bad.txt", *out, "--tokenizer", tokenizer]
     named = refused("data", *bad, after=["tokenising"])
     assert "bad.txt: not UTF-8 at byte 0" in named
+
+
+@pytest.mark.parametrize("as_in_the_paper", [True, False])
+def test_climbmix_says_what_of_it_is_the_papers(as_in_the_paper, tmp_path, monkeypatch):
+    """A small parquet folder, told that its own figures are the paper's."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for shard in ("shard_00000.parquet", "shard_06542.parquet"):
+        texts = [f"{shard} has the document {number}" for number in range(40)]
+        pq.write_table(pa.table({"text": texts}), tmp_path / shard)
+    words = ("prepare", "climbmix", "--shards", "0", "--from", tmp_path, "--vocab-size", 300)
+    first = json.loads(data(*words, "--out", tmp_path / "first", "--json").stdout)
+    assert first["as_in_the_paper"] == {"tokenizer": False, "train_tokens": False}
+    if as_in_the_paper:
+        monkeypatch.setattr(paper, "TRAIN_TOKENS", first["train"]["tokens"])
+        monkeypatch.setattr(paper, "TOKENIZER_SHA256", first["tokenizer_sha256"])
+    said = data(*words, "--out", tmp_path / "second").stdout
+    assert ("train tokens: as in the paper" in said) == as_in_the_paper
+    assert ("train tokens: not the paper's 10,690,433,521" in said) != as_in_the_paper
+    assert ("tokenizer: as in the paper" in said) == as_in_the_paper
 
 
 @pytest.mark.data

@@ -80,6 +80,12 @@ def test_half_precision_checkpoints_are_widened(tiny):
         ({"num_heads": 0}, "num_heads must be from 1"),
         ({"norm_eps": None}, "norm_eps is missing"),
         ({"schedule": "mixer_loop(3)"}, "loop_count: the schedule says how often"),
+        ({"expand_v": float("inf")}, "expand_v = inf: gives heads of 8 values no whole width"),
+        (
+            {"intermediate_size": None, "hidden_ratio": float("inf")},
+            "hidden_ratio = inf: not a number it can be",
+        ),
+        ({"mixer_norm_eps": 1e-6}, "unknown key mixer_norm_eps"),
         ({"loop_count": None}, "loop_count is missing, so the number of passes is not known"),
         ({"loop_count": 0}, "loop_count = 0: not a number it can be"),
         ({"loop_count": True}, "loop_count = True: not a number it can be"),
@@ -198,3 +204,53 @@ def test_a_key_that_is_known_to_mean_nothing_can_be_ignored(tiny):
         model_config(given)
     found = model_config(given, ignore=["their_key"])
     assert isinstance(found, ModelConfig)
+
+
+def test_an_index_that_is_none_is_named(tiny, tmp_path):
+    export(model_of(tiny), tmp_path / "hf")
+    (tmp_path / "hf" / "model.safetensors").unlink()
+    (tmp_path / "hf" / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ValueError, match="hf: damaged, or of another model"):
+        read_exported(tmp_path / "hf")
+
+
+@pytest.mark.parametrize(("d_head", "d_value"), [(7, 29), (56, 58), (112, 29), (8, 12)])
+def test_every_width_of_values_reads_back(tiny, d_head, d_value):
+    config = dataclasses.replace(tiny, d_head=d_head, d_value=d_value)
+    assert model_config(released_config(config)).d_value == d_value
+
+
+def exported_like(config, like):
+    """What an export of a model writes that came from a folder with this config."""
+    return released_config(model_config(like | config), like=like | config)
+
+
+def test_an_export_is_like_the_folder_the_model_came_from(tiny):
+    published = released_config(dataclasses.replace(tiny, schedule="mixer_loop(4)"))
+    assert released_config(model_config(published), like=published) == published
+    for change in (
+        {"hidden_ratio": 3},
+        {"hidden_act": "silu"},
+        {"conv_bias": False, "num_v_heads": tiny.num_heads, "allow_neg_eigval": False},
+        {"loop_count": 1},
+        {"max_position_embeddings": 17},
+    ):
+        assert exported_like(change, published) == published | change
+    assert exported_like({"use_cache": True}, published)["use_cache"] is False
+    assert exported_like({"dtype": "bfloat16"}, published)["dtype"] == "float32"
+    changed = model_config(published, schedule="full_loop(2)")
+    other = released_config(changed, like=published)
+    assert (other["model_type"], other["loop_count"]) == ("fullloop", 2)
+
+
+def test_our_first_exports_are_read_and_come_out_as_what_they_are(tiny):
+    now = released_config(dataclasses.replace(tiny, schedule="mixer_loop(2)"))
+    sizes = {key: now[key] for key in ("num_hidden_layers", "hidden_size", "num_heads", "head_dim")}
+    sizes |= {key: now[key] for key in ("intermediate_size", "vocab_size", "conv_size", "norm_eps")}
+    loop = {"schedule": "3x(A2 F)", "pass_residual": "none", "num_passes": None}
+    first = {"model_type": "mixerloop", "tie_word_embeddings": True, **loop, **sizes}
+    again = released_config(model_config(first), like=first)
+    assert (again["model_type"], again["loop_count"]) == ("mixerloop", 2)
+    assert again["use_residual"] is False
+    assert again["use_cache"] is False
+    assert "schedule" not in again

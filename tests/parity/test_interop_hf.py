@@ -416,7 +416,9 @@ def test_a_learned_residual_that_the_config_does_not_know_is_an_error(tiny, tmp_
     given = json.loads(path.read_text())
     del given["use_residual"]
     path.write_text(json.dumps(given))
-    with pytest.raises(ValueError, match=r"model\.residual_weight; its config needs use_residual"):
+    with pytest.raises(
+        ValueError, match=r"model\.residual_weight; its config needs use_residual or pass_residual"
+    ):
         AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
 
 
@@ -507,3 +509,14 @@ def test_saved_by_transformers_it_loads_here_and_there(twin, tmp_path):
     with torch.no_grad():
         assert torch.equal(again(tokens).logits, twin(tokens).logits)
     assert_same_in_float64(model, twin)
+
+
+def test_our_first_exports_load(twin, tmp_path):
+    path = tmp_path / "hf" / "config.json"
+    given = json.loads(path.read_text())
+    del given["loop_count"], given["use_residual"]
+    first = {"schedule": "3x(A3 F)", "pass_residual": "none", "num_passes": None}
+    path.write_text(json.dumps(given | first))
+    tokens = tokens_of(twin.config.vocab_size)
+    with torch.no_grad():
+        assert torch.equal(loaded(tmp_path / "hf")(tokens).logits, twin(tokens).logits)

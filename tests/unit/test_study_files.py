@@ -1,6 +1,7 @@
 """Study files: what they say, and what is refused, with the line that says it."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,26 @@ def test_the_released_study_has_the_residual_and_the_weights_of_each_architectur
 def test_what_the_paper_measured_in_bfloat16_is_measured_in_bfloat16(name, tmp_path):
     (part,) = make_plan(read_study(STUDIES / f"{name}.toml"), tmp_path).to_json()["parts"]
     assert part["compute_dtype"] == "bfloat16"
-    assert part["measure_in"] == {"nll": "float32", "core": "bfloat16", "transport": "bfloat16"}
+    assert part["measure_in"] == {
+        **{"nll": "float32", "hops": "float32", "core": "bfloat16", "transport": "bfloat16"}
+    }
+
+
+def test_a_begun_study_may_measure_more_but_not_in_another_type(write, tmp_path):
+    more = 'measure = ["nll", "hops", "transport"]'
+    first = plan_of(write(more, 'measure = ["nll"]'))
+    first.folder.mkdir()
+    first.write()
+    plan_of(write()).check_unchanged()
+    other = plan_of(write("[parts.train]", '[parts.measure_in]\nnll = "bfloat16"\n\n[parts.train]'))
+    with pytest.raises(
+        ValueError, match="was made with nll in float32, and the study now says bfl"
+    ):
+        other.check_unchanged()
+    kept = json.loads((first.folder / "plan.json").read_text())
+    del kept["parts"][0]["measure_in"]
+    (first.folder / "plan.json").write_text(json.dumps(kept))
+    plan_of(write()).check_unchanged()
 
 
 def test_cells_differ_in_schedule_and_seed_and_in_nothing_else(write):

@@ -105,7 +105,7 @@ class _Tokens:
         print(f"next: mixerloop data show {self.out}")
 
     def _beside_the_paper(self, manifest: "Manifest") -> dict[str, bool]:
-        """What of this data the paper has too; nothing, for data that is not the paper's."""
+        """Which facts of this data equal the paper's; empty for other sources."""
         return {}
 
 

@@ -59,9 +59,11 @@ class Describe:
         if self.picture is not None:
             runs.write_file(self.picture, draw(schedules, model.projection_macs()))
         if self.json:
-            print(to_json(self.size, model, accounts))
-        else:
-            show(self.size, model, accounts)
+            print(to_json(self.size, model, accounts, schedule=notation(own)))
+            return
+        if Path(self.size).is_dir():
+            print(f"{self.size} runs {notation(own)}")
+        show(self.size, model, accounts)
 
     def _model(self) -> config.ModelConfig:
         """A preset, a file, or the model in a folder."""
@@ -73,11 +75,14 @@ class Describe:
         return model_of(path)
 
 
-def to_json(size: str, model: "ModelAccount", accounts: "dict[str, ScheduleAccount]") -> str:
+def to_json(
+    size: str, model: "ModelAccount", accounts: "dict[str, ScheduleAccount]", *, schedule: str
+) -> str:
     """The account for programs; the paper's figures are the strings it prints."""
     return json.dumps(
         {
             "size": size,
+            "schedule": schedule,
             **asdict(model),
             "schedules": {name: asdict(account) for name, account in accounts.items()},
             "paper": asdict(paper.COST[size]) if size in paper.COST else None,

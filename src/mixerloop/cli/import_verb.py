@@ -54,6 +54,8 @@ class Import:
             check_fits(tokenizer, Tokenizer(tokenizer).vocab_size, config.model.vocab_size)
         facts = {"seed": None, "imported": str(self.folder), "implementation": model.implementation}
         imported = exported_config(self.folder)
+        if self.tokenizer is not None:  # the ids of special tokens are those of another tokenizer
+            imported |= dict.fromkeys(("bos_token_id", "eos_token_id"))
         save_run(self.out, model, config, tokenizer=tokenizer, imported=imported, facts=facts)
         schedule = notation(config.model.occurrences())
         parameters = sum(parameter.numel() for parameter in model.parameters())

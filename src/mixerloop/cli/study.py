@@ -241,7 +241,10 @@ class Study:
 def _precision(plan: "Plan") -> dict[str, dict[str, str]]:
     """In which type each part is trained, and each of its figures is measured."""
     return {
-        part["name"]: {"training": part["compute_dtype"], **part["measure_in"]}
+        part["name"]: {
+            "training": part["compute_dtype"],
+            **{measure: part["measure_in"][measure] for measure in part["measure"]},
+        }
         for part in plan.to_json()["parts"]
     }
 

@@ -27,8 +27,8 @@ def show(result: dict[str, Any]) -> None:
         if name in ("mixer_loop", "control") and theirs.marginal_itr is not None:
             new = " ".join(f"{value:.3f}" for value in theirs.marginal_itr)
             print(
-                f"the paper, {size} {name}: ITR {theirs.itr:.3f}, marginal {new}, later gain "
-                f"{theirs.later_gain:+.2g} nats"
+                f"the paper, {size} {name}, in {paper.COMPUTE_DTYPE}: ITR {theirs.itr:.3f}, "
+                f"marginal {new}, later gain {theirs.later_gain:+.2g} nats"
             )
 
 

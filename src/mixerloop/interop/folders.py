@@ -27,6 +27,8 @@ from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.strict import one_line
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+DAMAGE = (TypeError, IndexError, KeyError, AttributeError, RuntimeError, OverflowError)
+"""What reading a file of another shape raises."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
@@ -53,8 +55,9 @@ def export(
         num_layers=model.config.num_layers,
         dialect=RELEASES[kind].dialect if kind in RELEASES else LOOPED,
     )
-    if like is None:
-        facts |= _special_tokens(tokenizer)
+    for key, number in _special_tokens(tokenizer).items():
+        if facts.get(key) is None and (like is None or key in like or number is not None):
+            facts[key] = number
     with runs.new_folder(folder) as making:
         save_file(tensors, making / WEIGHTS, metadata={"format": "pt"})
         runs.write_file(making / CONFIG, runs.to_json(facts))
@@ -80,7 +83,7 @@ def read_exported(
         ours = from_released(tensors, num_layers=config.num_layers)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
-    except (TypeError, IndexError, KeyError, AttributeError, RuntimeError) as error:
+    except DAMAGE as error:
         raise ValueError(f"{folder}: damaged, or of another model: {one_line(error)}") from None
     model.load_state_dict(ours, assign=True)
     return model, RunConfig(model=config)
@@ -91,11 +94,16 @@ def exported_model(
 ) -> ModelConfig:
     """Sizes and schedule of a folder's model, without its weights."""
     try:
-        rows = _residual_rows(folder)
-        given = exported_config(folder)
-        return model_config(given, residual_passes=rows, schedule=schedule, ignore=ignore)
+        return model_config(
+            exported_config(folder),
+            has_residual=_has_residual(folder),
+            schedule=schedule,
+            ignore=ignore,
+        )
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
+    except DAMAGE as error:
+        raise ValueError(f"{folder}: damaged, or of another model: {one_line(error)}") from None
 
 
 def exported_config(folder: Path) -> dict[str, Any]:
@@ -135,13 +143,13 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     return found
 
 
-def _residual_rows(folder: Path) -> int:
-    """Passes that the weights have a learned residual for."""
+def _has_residual(folder: Path) -> bool:
+    """Whether the weights have a learned residual."""
     for file in weight_files(folder):
         with _opened(file) as opened:
             if RESIDUAL_WEIGHT in opened.keys():  # noqa: SIM118
-                return (*opened.get_slice(RESIDUAL_WEIGHT).get_shape(), 1)[0]
-    return 0
+                return True
+    return False
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A `config.json` of the released checkpoints, or of flash-linear-attention, as ours; and back.
 
 Every key is either read, or must have the one value our model has, or means nothing for what is
-computed. A key that is none of these is refused by name. A number of passes is never guessed.
+computed. Any other key is rejected by name. A number of passes is never guessed.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any
 from mixerloop.config import ModelConfig, PassResidual
 from mixerloop.interop.layout import FLASH_LINEAR_ATTENTION, LOOPED, Dialect
 from mixerloop.notation import notation
-from mixerloop.schedule import LOOPS, Unit, no_loop, num_passes_of
+from mixerloop.schedule import LOOPS, Unit, num_passes_of
 from mixerloop.strict import one_of, suggest
 
 
@@ -53,6 +53,7 @@ SIZES = {
 }
 """Theirs to ours."""
 LOOP_COUNT, USE_RESIDUAL = "loop_count", "use_residual"
+OLD_PASSES = "num_passes"
 LOOP_KEYS = (LOOP_COUNT, USE_RESIDUAL, "schedule", "pass_residual")
 MUST_BE: dict[str, tuple[Any, ...]] = {
     "use_gate": (True,),
@@ -68,6 +69,7 @@ MUST_BE: dict[str, tuple[Any, ...]] = {
 HIDDEN_RATIO, EXPAND_V, NEGATIVE = "hidden_ratio", "expand_v", "allow_neg_eigval"
 SIZE_KEYS = (*SIZES, HIDDEN_RATIO, EXPAND_V, NEGATIVE)
 FFN_MULTIPLE = 256
+WIDTH_ROUNDING = 1e-6  # of a ratio of two widths, written in decimals
 WITHOUT_MEANING = {
     *("model_type", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "return_dict", "_name_or_path"),
@@ -90,29 +92,31 @@ PUBLISHED = {
     HIDDEN_RATIO: 4,
     "initializer_range": 0.02,
     "max_position_embeddings": 1024,
-    "tie_word_embeddings": True,
-    "use_cache": False,  # the authors' classes would keep one state for all passes of a layer
 }
 """What the published files say beside sizes and loops."""
-PUBLISHED_WITHOUT_LOOP = {"use_gate": True, "use_short_conv": True}
+PUBLISHED_WITHOUT_LOOP = {"use_cache": False, "use_gate": True, "use_short_conv": True}
+TAKEN_OVER = (WITHOUT_MEANING - OURS_TO_SAY) | {*MUST_BE, HIDDEN_RATIO, NEGATIVE, "num_v_heads"}
+"""Keys that an export takes over from the folder a model came from."""
 
 
 def model_config(
     given: Mapping[str, Any],
     *,
-    residual_passes: int | None = None,
+    has_residual: bool | None = None,
     schedule: str | None = None,
     ignore: Collection[str] = (),
 ) -> ModelConfig:
     """Our config from theirs.
 
-    `residual_passes` are the rows of the learned residual among the weights; 0 is none, and None
-    leaves it to the config. A `schedule` that is given takes the place of theirs.
+    `has_residual` says whether the weights have a learned residual; None leaves that to the config.
+    A `schedule` that is given takes the place of theirs.
     """
     kind = given.get("model_type")
     if not isinstance(kind, str) or kind not in TYPES:
         raise ValueError(f"model_type '{kind}' is not known here; {suggest(kind, TYPES)}")
     given = {key: value for key, value in given.items() if key not in ignore}
+    if given.get(OLD_PASSES, 1) is None:  # as transformers saved our first exports
+        del given[OLD_PASSES]
     read = (*SIZE_KEYS, *LOOP_KEYS, *MUST_BE)
     for key in given:
         if key not in {*read, *WITHOUT_MEANING, "num_v_heads"}:
@@ -125,20 +129,20 @@ def model_config(
     return ModelConfig(
         **_sizes(given),
         schedule=schedule or _schedule(kind, given),
-        pass_residual=_residual(kind, given, residual_passes),
+        pass_residual=_residual(kind, given, has_residual),
     )
 
 
-def released_type(config: ModelConfig) -> str:
-    """The published type that a model is, or our own."""
+def released_type(config: ModelConfig, *, prefer: str | None = None) -> str:
+    """The published type that a model is, or our own; of several, the preferred type."""
     occurrences, unit = config.occurrences(), config.residual_unit()
     sizes = config.num_layers, num_passes_of(occurrences)
-    if unit is None and occurrences == no_loop(config.num_layers):
-        return NO_LOOP
-    for kind, release in RELEASES.items():
-        if unit in (None, release.unit) and occurrences == LOOPS[release.loop](*sizes):
-            return kind
-    return ANY_SCHEDULE
+    types = [
+        kind
+        for kind, release in RELEASES.items()
+        if unit in (None, release.unit) and occurrences == LOOPS[release.loop](*sizes)
+    ]
+    return prefer if prefer in types else next(iter(types), ANY_SCHEDULE)
 
 
 def released_config(config: ModelConfig, *, like: Mapping[str, Any] | None = None) -> dict:
@@ -147,11 +151,13 @@ def released_config(config: ModelConfig, *, like: Mapping[str, Any] | None = Non
     `like` is the config of the folder the model came from. What has no meaning here is taken over
     from it, and keys it does not have are left out where its reader knows what they are.
     """
-    kind, unit = released_type(config), config.residual_unit()
+    came_from = None if like is None or "schedule" in like else like.get("model_type")
+    kind, unit = released_type(config, prefer=came_from), config.residual_unit()
     needed: dict[str, Any] = {
         "model_type": kind,
         **{theirs: getattr(config, ours) for theirs, ours in SIZES.items()},
         EXPAND_V: config.value_width / config.d_head,
+        "tie_word_embeddings": True,
     }
     if config.negative_eigenvalues:
         needed[NEGATIVE] = True
@@ -160,11 +166,13 @@ def released_config(config: ModelConfig, *, like: Mapping[str, Any] | None = Non
             "architectures": [ANY_ARCHITECTURE],
             "schedule": notation(config.occurrences()),
             "pass_residual": unit or "none",
+            "use_cache": True,
         }
     else:
         needed["architectures"] = [RELEASES[kind].architecture]
     if kind in RELEASES and kind != NO_LOOP:
         needed[LOOP_COUNT] = num_passes_of(config.occurrences())
+        needed["use_cache"] = False  # their classes would keep one state for all passes of a layer
     if unit is not None and kind != ANY_SCHEDULE:
         needed[USE_RESIDUAL] = True
     usual = PUBLISHED | (PUBLISHED_WITHOUT_LOOP if kind == NO_LOOP else {})
@@ -172,10 +180,11 @@ def released_config(config: ModelConfig, *, like: Mapping[str, Any] | None = Non
         usual[USE_RESIDUAL] = False
     if like is None:
         return usual | needed
-    same_type = like.get("model_type") == kind
-    kept = {key: like[key] for key in like if key in WITHOUT_MEANING - OURS_TO_SAY}
-    usual = {key: value for key, value in usual.items() if key in like or not same_type}
-    return usual | kept | needed
+    taken_over = {key: value for key, value in like.items() if key in TAKEN_OVER}
+    if came_from == kind:  # whose readers know what a key means that is not there
+        usual = {key: value for key, value in usual.items() if key in like}
+    types = {key: "float32" for key in ("dtype", "torch_dtype") if key in like}
+    return usual | taken_over | types | needed
 
 
 def _sizes(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,16 +210,16 @@ def _value_width(d_head: int, expand: object) -> int | None:
     if isinstance(expand, bool) or not isinstance(expand, int | float):
         raise ValueError(f"{EXPAND_V} = {expand!r}: not a number it can be")
     width = d_head * expand
-    if not width >= 1 or width != int(width):
+    if not (1 <= width < math.inf and math.isclose(width, round(width), rel_tol=WIDTH_ROUNDING)):
         raise ValueError(f"{EXPAND_V} = {expand!r}: gives heads of {d_head} values no whole width")
-    return None if width == d_head else int(width)
+    return None if round(width) == d_head else round(width)
 
 
 def _ffn_width(width: int, ratio: object) -> int | None:
     """As flash-linear-attention works it out: two thirds of the ratio, in whole steps of 256."""
     if ratio is None:
         return None
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float):
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < math.inf:
         raise ValueError(f"{HIDDEN_RATIO} = {ratio!r}: not a number it can be")
     return FFN_MULTIPLE * math.ceil(int(width * ratio * 2 / 3) / FFN_MULTIPLE)
 
@@ -236,7 +245,7 @@ def _schedule(kind: str, given: Mapping[str, Any]) -> str:
     return f"{RELEASES[kind].loop}({passes})"
 
 
-def _residual(kind: str, given: Mapping[str, Any], rows: int | None) -> PassResidual:
+def _residual(kind: str, given: Mapping[str, Any], has_table: bool | None) -> PassResidual:
     """What the config says of a learned residual, which must be what the weights say."""
     unit, uses = given.get("pass_residual"), given.get(USE_RESIDUAL)
     if not isinstance(unit, str | None):
@@ -247,10 +256,10 @@ def _residual(kind: str, given: Mapping[str, Any], rows: int | None) -> PassResi
         raise ValueError(f"{USE_RESIDUAL}: pass_residual says this; remove one of them")
     if unit is not None:
         return one_of(PassResidual, unit, "pass_residual")
-    if rows is not None and uses is not None and uses != (rows > 0):
-        there = "have" if rows else "do not have"
+    if has_table is not None and uses is not None and uses != has_table:
+        there = "have" if has_table else "do not have"
         raise ValueError(f"{USE_RESIDUAL} = {str(uses).lower()}, but the weights {there} one")
-    if not (uses if rows is None else rows):
+    if not (uses if has_table is None else has_table):
         return "none"
     release = RELEASES.get(kind)
     if release is None or release.unit is None:

@@ -1,6 +1,6 @@
 """The gated delta rule: one signature, several implementations.
 
-Per head, with key k, query q, value v, write strength b in [0, 1] and log decay g <= 0, a state S
+Per head, with key k, query q, value v, write strength b in [0, 2] and log decay g <= 0, a state S
 (d_key x d_value) is read, corrected and read again at every token:
 
     S <- exp(g) S + k (b (v - exp(g) S^T k))^T        o = S^T q

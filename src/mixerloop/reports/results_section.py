@@ -69,7 +69,7 @@ def _results_table(part: PartResults) -> Table:
     measured_in = {what: _types(part, what) for what in PAPERS_TYPE}
     otherwise = [
         f" The paper measured {MEASURES[what]} in {PAPERS_TYPE[what]}, and this study in "
-        f"{' and '.join(sorted(types))}: its figure is not set beside ours."
+        f"{' and '.join(sorted(types))}: the paper's figure is not shown."
         for what, types in measured_in.items()
         if papers and types and types != {PAPERS_TYPE[what]}
     ]

@@ -13,11 +13,20 @@ from mixerloop.model.accounting import account_model, training_flops_per_token
 from mixerloop.model.initialization import meta_model
 from mixerloop.notation import notation
 from mixerloop.ops.precision import choose_compute_dtype
-from mixerloop.studies.study import ArmSettings, Match, Measure, PartSettings, StudyFile
+from mixerloop.studies.study import (
+    ArmSettings,
+    Match,
+    Measure,
+    MeasureTypes,
+    PartSettings,
+    StudyFile,
+)
 from mixerloop.study_folder import DATA, PLAN, PREFILL, read_plan
 
 FLOPS_AGREE = 0.05
 """How near to another model's compute per token whole layers must come."""
+MEASURED_IN_FLOAT32 = asdict(MeasureTypes())
+"""What a plan means that names no types, as older versions wrote it."""
 BUDGET_FOR: dict[Match, tuple[str, ...]] = {
     "parameters+tokens": ("steps", "tokens"),
     "flops": ("flops",),
@@ -80,12 +89,18 @@ class Plan:
         before, now = read_plan(self.folder), json.loads(runs.to_json(self.to_json()))
         parts = {part["name"]: part for part in before["parts"]}
         for part in now["parts"]:
-            for key in ("data", "measure_in", "transport"):
-                old = parts.get(part["name"], part)[key]
-                if old != part[key]:
+            before_part = parts.get(part["name"], part)
+            types = before_part.get("measure_in", MEASURED_IN_FLOAT32)
+            changes = [(key, before_part[key], part[key]) for key in ("data", "transport")]
+            changes += [
+                (f"{measure} in", types[measure], part["measure_in"][measure])
+                for measure in before_part["measure"]
+            ]
+            for what, old, new in changes:
+                if old != new:
                     raise ValueError(
-                        f"{self.folder}: {part['name']} was made with {key} {old}, and the study "
-                        f"now says {part[key]}; choose another --out"
+                        f"{self.folder}: {part['name']} was made with {what} {old}, and the study "
+                        f"now says {new}; choose another --out"
                     )
         if before["prefill"] != now["prefill"] and (self.folder / PREFILL).is_file():
             raise ValueError(
@@ -108,7 +123,7 @@ class Plan:
                     "seeds": list(part.seeds),
                     "data": " ".join(part.prepare),
                     "compute_dtype": self._compute_dtype(part),
-                    "measure_in": {one: getattr(part.measure_in, one) for one in part.measure},
+                    "measure_in": asdict(part.measure_in),
                     "transport": asdict(part.transport),
                     "arms": [self._arm(part, arm) for arm in part.arms],
                 }
@@ -253,7 +268,7 @@ def _deepened(
 def _check_match(
     file: StudyFile, here: str, part: PartSettings, models: dict[str, RunConfig]
 ) -> None:
-    """Refuse a budget that would not be equal.
+    """Reject a budget that would not be equal.
 
     Parameters are equal already: arms differ in their schedules alone. The table of a learned
     residual has a row for each pass and is not counted.

@@ -11,6 +11,7 @@ from mixerloop.interop.released_config import (
     LOOP_KEYS,
     MUST_BE,
     NO_LOOP,
+    OLD_PASSES,
     SIZE_KEYS,
     WITHOUT_MEANING,
     model_config,
@@ -47,6 +48,8 @@ class LoopedConfig(PreTrainedConfig):
         """Refuse what no model here has; a misspelt key would otherwise do nothing."""
         base = {"name_or_path", "attn_implementation", "experts_implementation", "num_labels"}
         ours = set(type(self).__dataclass_fields__)
+        if kwargs.get(OLD_PASSES, 1) is None:
+            del kwargs[OLD_PASSES]
         checked = {key: kwargs.pop(key) for key in (*MUST_BE, "num_v_heads") if key in kwargs}
         fixed = {key: value for key, value in checked.items() if key not in ours}
         for key in kwargs:
@@ -70,6 +73,9 @@ class MixerLoopConfig(LoopedConfig):
 
     loop_count: int | None = None
     use_residual: bool | None = None
+    schedule: str | None = None
+    """With pass_residual, how our first exports said what loops."""
+    pass_residual: str | None = None
 
 
 @strict

@@ -210,7 +210,8 @@ class LoopedPreTrainedModel(PreTrainedModel):
         model, found = load(*args, output_loading_info=True, use_safetensors=True, **options)
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             if names := sorted(map(str, found[kind])):
-                hint = "; its config needs use_residual" * any("residual" in one for one in names)
+                has_table = kind == "unexpected_keys" and any("residual" in one for one in names)
+                hint = "; its config needs use_residual or pass_residual" * has_table
                 raise ValueError(f"{kind.replace('_', ' ')}: {', '.join(names)}{hint}")
         return (model, found) if output_loading_info else model
 
