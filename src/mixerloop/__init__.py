@@ -11,6 +11,7 @@ from mixerloop.machine import settle
 
 if TYPE_CHECKING:
     from mixerloop.config import load as load_config
+    from mixerloop.data.corpora import prepare_climbmix, prepare_hops, prepare_stdlib, prepare_text
     from mixerloop.evaluation.comparison import compare_runs
     from mixerloop.evaluation.core.evaluate_core import evaluate_core
     from mixerloop.evaluation.held_out_nll import evaluate_nll
@@ -29,6 +30,10 @@ __all__ = [
     "load_config",
     "measure_transport",
     "open_subject",
+    "prepare_climbmix",
+    "prepare_hops",
+    "prepare_stdlib",
+    "prepare_text",
     "resume",
     "settle",
     "train",
@@ -44,6 +49,10 @@ _HOMES = {
     "load_config": "config:load",
     "measure_transport": "transport.measurement:measure_transport",
     "open_subject": "interop.loading:open_subject",
+    "prepare_climbmix": "data.corpora:prepare_climbmix",
+    "prepare_hops": "data.corpora:prepare_hops",
+    "prepare_stdlib": "data.corpora:prepare_stdlib",
+    "prepare_text": "data.corpora:prepare_text",
     "resume": "training.session:resume",
     "train": "training.session:train",
 }

@@ -303,8 +303,9 @@ def check_seed(seed: int) -> int:
     return seed
 
 
-def load(path: Path, overrides: Tables | None = None) -> RunConfig:
+def load(path: Path | str, overrides: Tables | None = None) -> RunConfig:
     """Read a run's config from a TOML file; overrides take the place of what it says."""
+    path = Path(path)
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

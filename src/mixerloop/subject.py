@@ -55,10 +55,10 @@ class Subject:
         check_fits(path, tokenizer.vocab_size, self.config.model.vocab_size)
         return tokenizer
 
-    def data(self, given: Path | None) -> Path:
+    def data(self, given: Path | str | None) -> Path:
         """The folder that is given, or the folder the run was trained on."""
         if given is not None:
-            return given
+            return Path(given)
         if self.config.data is None:
             raise ValueError("this run was not trained; name the data with --data")
         return Path(self.config.data.path)

@@ -3,6 +3,8 @@
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,9 +14,8 @@ import tyro
 from mixerloop import paper
 
 if TYPE_CHECKING:
-    from mixerloop.data.prepare import Progress, Settings
+    from mixerloop.data.prepare import Progress
     from mixerloop.data.shards import Manifest
-    from mixerloop.data.sources import Source
 
 HELP = """Prepare a corpus into verified shards, check one, or look at one.
 
@@ -45,8 +46,6 @@ PAPERS = {
     "tokenizer": f"not the paper's, whose sha256 is {paper.TOKENIZER_SHA256}",
     "train_tokens": f"not the paper's {paper.TRAIN_TOKENS:,}, from shards 0-169",
 }
-DEFAULT_VOCAB_SIZE = 4096
-DEFAULT_HELD_OUT_SHARE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,37 +63,10 @@ class _Tokens:
     json: bool = False
     """Print JSON for programs."""
 
-    def _settings(self, held_out_share: float | None) -> "Settings":
-        """What is cheap to check comes first: a source may be downloaded next."""
-        from mixerloop.data.prepare import Settings, check_free
-        from mixerloop.data.tokenizer import Tokenizer
+    def _told(self) -> "Progress | None":
+        return None if self.json else _progress()
 
-        if self.workers < 1:
-            raise ValueError(f"--workers must be at least 1, got {self.workers}")
-        check_free(self.out)
-        if self.tokenizer is None:
-            size = DEFAULT_VOCAB_SIZE if self.vocab_size is None else self.vocab_size
-            return Settings(held_out_share=held_out_share, vocab_size=size)
-        if self.vocab_size is not None:
-            raise ValueError("--tokenizer has its own size; leave --vocab-size out")
-        Tokenizer(self.tokenizer)
-        return Settings(held_out_share=held_out_share)
-
-    def _prepare(self, source: "Source", settings: "Settings") -> None:
-        from mixerloop.data.prepare import prepare
-
-        try:
-            manifest = prepare(
-                source,
-                self.out,
-                settings=settings,
-                tokenizer_path=self.tokenizer,
-                workers=self.workers,
-                progress=_quiet if self.json else _progress(),
-            )
-        except KeyboardInterrupt:
-            print("\nstopped; the same command goes on from here", end="", file=sys.stderr)
-            raise
+    def _report(self, manifest: "Manifest") -> None:
         agrees = self._beside_the_paper(manifest)
         if self.json:
             print(json.dumps(summary(self.out, manifest) | {"as_in_the_paper": agrees}, indent=2))
@@ -120,15 +92,19 @@ class Climbmix(_Tokens):
 
     def run(self) -> None:
         """Prepare ClimbMix."""
-        from mixerloop.data.sources import climbmix
+        from mixerloop.data.corpora import prepare_climbmix
 
-        settings = self._settings(held_out_share=None)
-        if self.tokenizer is None and self.vocab_size is None:
-            raise ValueError(
-                "climbmix needs a tokenizer: --tokenizer FILE, for the paper's figures the 32,000 "
-                "pieces of Llama 2; or --vocab-size N to train one, which gives other figures"
+        with _says_how_to_resume():
+            manifest = prepare_climbmix(
+                self.out,
+                shards=_range(self.shards),
+                source=self.from_,
+                tokenizer=self.tokenizer,
+                vocab_size=self.vocab_size,
+                workers=self.workers,
+                progress=self._told(),
             )
-        self._prepare(climbmix(_range(self.shards), self.from_), settings)
+        self._report(manifest)
 
     def _beside_the_paper(self, manifest: "Manifest") -> dict[str, bool]:
         tokens = sum(shard.tokens for shard in manifest.train)
@@ -151,15 +127,20 @@ class Text(_Tokens):
 
     def run(self) -> None:
         """Prepare text files."""
-        from mixerloop.data.sources import text_files
+        from mixerloop.data.corpora import prepare_text
 
-        if not self.paths:
-            raise ValueError("name the files or folders to prepare")
-        if self.held_out and self.held_out_share is not None:
-            raise ValueError("give --held-out or --held-out-share, not both")
-        share = DEFAULT_HELD_OUT_SHARE if self.held_out_share is None else self.held_out_share
-        settings = self._settings(None if self.held_out else share)
-        self._prepare(text_files(self.paths, self.held_out), settings)
+        with _says_how_to_resume():
+            manifest = prepare_text(
+                self.paths,
+                self.out,
+                held_out=self.held_out,
+                held_out_share=self.held_out_share,
+                tokenizer=self.tokenizer,
+                vocab_size=self.vocab_size,
+                workers=self.workers,
+                progress=self._told(),
+            )
+        self._report(manifest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,9 +152,18 @@ class Stdlib(_Tokens):
 
     def run(self) -> None:
         """Prepare the standard library."""
-        from mixerloop.data.sources import standard_library
+        from mixerloop.data.corpora import prepare_stdlib
 
-        self._prepare(standard_library(), self._settings(self.held_out_share))
+        with _says_how_to_resume():
+            manifest = prepare_stdlib(
+                self.out,
+                held_out_share=self.held_out_share,
+                tokenizer=self.tokenizer,
+                vocab_size=self.vocab_size,
+                workers=self.workers,
+                progress=self._told(),
+            )
+        self._report(manifest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +185,8 @@ class Hops:
 
     def run(self) -> None:
         """Write the settings."""
-        from mixerloop.data.hops import HopsSettings, write_hops
+        from mixerloop.data.corpora import prepare_hops
+        from mixerloop.data.hops import HopsSettings
 
         settings = HopsSettings(
             num_nodes=self.num_nodes,
@@ -203,7 +194,7 @@ class Hops:
             max_hops=self.max_hops,
             seed=self.seed,
         )
-        write_hops(self.out, settings)
+        prepare_hops(self.out, settings)
         if self.json:
             print(json.dumps({"folder": str(self.out), **asdict(settings)}, indent=2))
         else:
@@ -352,8 +343,13 @@ def _range(text: str) -> range:
     return range(int(first), int(last or first) + 1)
 
 
-def _quiet(what: str, done: int, total: int) -> None:
-    """No progress for programs."""
+@contextmanager
+def _says_how_to_resume() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from here", end="", file=sys.stderr)
+        raise
 
 
 def _progress() -> "Progress":

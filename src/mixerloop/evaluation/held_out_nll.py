@@ -57,7 +57,7 @@ class NLLResult:
 def evaluate_nll(
     subject: Subject,
     *,
-    data: Path | None = None,
+    data: Path | str | None = None,
     context: int | None = None,
     passes: tuple[int, ...] = (),
     progress: Progress | None = None,

@@ -65,7 +65,7 @@ class HopsResult:
 
 
 def evaluate_hops(
-    subject: Subject, *, data: Path | None = None, sequences: int = NUM_SEQUENCES
+    subject: Subject, *, data: Path | str | None = None, sequences: int = NUM_SEQUENCES
 ) -> HopsResult:
     """Ask the first held-out sequences of hops, and keep the result with the subject's results.
 

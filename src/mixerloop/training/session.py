@@ -35,13 +35,14 @@ class Trained:
 
 def train(
     config: RunConfig,
-    run: Path,
+    run: Path | str,
     *,
     until: int | None = None,
     display: Display | None = None,
 ) -> Trained:
     """Begin a run in a new folder and train it, to the end of its budget or to step `until`."""
     _check_until(until)
+    run = Path(run)
     _, settings = config.for_training()
     machine.keep_freed_memory()
     with joined(settings.device) as ranks:
@@ -49,7 +50,7 @@ def train(
 
 
 def resume(
-    run: Path,
+    run: Path | str,
     *,
     config_file: Path | None = None,
     overrides: Tables | None = None,
@@ -61,6 +62,7 @@ def resume(
     `config_file` and `overrides` may change how the run is computed, but not what it computes.
     """
     _check_until(until)
+    run = Path(run)
     if (run / runs.CONTENTS).exists():
         raise ValueError(f"{run}: a checkpoint; name the run it belongs to")
     if not (run / runs.CONFIG).is_file():

@@ -80,7 +80,7 @@ def measure_transport(
     subject: Subject,
     looking: Looking | None = None,
     *,
-    data: Path | None = None,
+    data: Path | str | None = None,
     control: bool = False,
     progress: Progress | None = None,
 ) -> TransportResult:

@@ -1,0 +1,132 @@
+"""Preparing data: one function for each source, from files to a folder that training reads.
+
+Every function resumes a preparation that was stopped, and rejects a folder that holds other data.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from mixerloop.data.hops import HopsSettings, write_hops
+from mixerloop.data.prepare import Progress, Settings, check_free, prepare
+from mixerloop.data.shards import Manifest
+from mixerloop.data.sources import Source, climbmix, standard_library, text_files
+from mixerloop.data.tokenizer import Tokenizer
+
+VOCAB_SIZE = 4096
+"""Of a tokenizer that is trained on the source."""
+HELD_OUT_SHARE = 0.01
+STDLIB_HELD_OUT_SHARE = 0.05
+CLIMBMIX_SHARDS = range(170)
+"""Of the paper's training set."""
+WORKERS = os.cpu_count() or 1
+
+
+def prepare_text(
+    paths: Sequence[Path | str],
+    out: Path | str,
+    *,
+    held_out: Sequence[Path | str] = (),
+    held_out_share: float | None = None,
+    tokenizer: Path | str | None = None,
+    vocab_size: int | None = None,
+    workers: int = WORKERS,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Prepare text files, or folders of them.
+
+    `held_out` names files that are held out whole. Without such files a share of the documents is
+    held out by their hash. Without a `tokenizer`, one of `vocab_size` pieces is trained.
+    """
+    if not paths:
+        raise ValueError("name the files or folders to prepare")
+    if held_out and held_out_share is not None:
+        raise ValueError("give --held-out or --held-out-share, not both")
+    share = HELD_OUT_SHARE if held_out_share is None else held_out_share
+    settings = _settings(out, tokenizer, vocab_size, workers, None if held_out else share)
+    source = text_files([Path(path) for path in paths], [Path(path) for path in held_out])
+    return _prepare(source, out, settings, tokenizer, workers, progress)
+
+
+def prepare_stdlib(
+    out: Path | str,
+    *,
+    held_out_share: float = STDLIB_HELD_OUT_SHARE,
+    tokenizer: Path | str | None = None,
+    vocab_size: int | None = None,
+    workers: int = WORKERS,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Prepare the source of this Python's standard library."""
+    settings = _settings(out, tokenizer, vocab_size, workers, held_out_share)
+    return _prepare(standard_library(), out, settings, tokenizer, workers, progress)
+
+
+def prepare_climbmix(
+    out: Path | str,
+    *,
+    shards: range = CLIMBMIX_SHARDS,
+    source: Path | str | None = None,
+    tokenizer: Path | str | None = None,
+    vocab_size: int | None = None,
+    workers: int = WORKERS,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Prepare the paper's corpus, from a folder of its parquet files or from the hub."""
+    settings = _settings(out, tokenizer, vocab_size, workers, None)
+    if tokenizer is None and vocab_size is None:
+        raise ValueError(
+            "climbmix needs a tokenizer: --tokenizer FILE, for the paper's figures the 32,000 "
+            "pieces of Llama 2; or --vocab-size N to train one, which gives other figures"
+        )
+    found = climbmix(shards, None if source is None else Path(source))
+    return _prepare(found, out, settings, tokenizer, workers, progress)
+
+
+def prepare_hops(out: Path | str, settings: HopsSettings | None = None) -> HopsSettings:
+    """Write the settings of the synthetic task hops; its sequences are drawn as they are read."""
+    settings = HopsSettings() if settings is None else settings
+    write_hops(Path(out), settings)
+    return settings
+
+
+def _settings(
+    out: Path | str,
+    tokenizer: Path | str | None,
+    vocab_size: int | None,
+    workers: int,
+    held_out_share: float | None,
+) -> Settings:
+    """Check what is cheap to check: a source may be downloaded next."""
+    if workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {workers}")
+    check_free(Path(out))
+    if tokenizer is None:
+        size = VOCAB_SIZE if vocab_size is None else vocab_size
+        return Settings(held_out_share=held_out_share, vocab_size=size)
+    if vocab_size is not None:
+        raise ValueError("--tokenizer has its own size; leave --vocab-size out")
+    Tokenizer(Path(tokenizer))
+    return Settings(held_out_share=held_out_share)
+
+
+def _prepare(
+    source: Source,
+    out: Path | str,
+    settings: Settings,
+    tokenizer: Path | str | None,
+    workers: int,
+    progress: Progress | None,
+) -> Manifest:
+    return prepare(
+        source,
+        Path(out),
+        settings=settings,
+        tokenizer_path=None if tokenizer is None else Path(tokenizer),
+        workers=workers,
+        progress=_silent if progress is None else progress,
+    )
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    pass
