@@ -110,6 +110,14 @@ def num_passes_of(schedule: Schedule) -> int:
     return 1 + max(occurrence.pass_index for occurrence in schedule)
 
 
+def looped_layers(schedule: Schedule) -> range:
+    """From the first layer that a schedule repeats to the last; all layers where none is repeated."""
+    repeated = [occurrence.layer for occurrence in schedule if occurrence.pass_index > 0]
+    if not repeated:
+        return range(num_layers_of(schedule))
+    return range(min(repeated), max(repeated) + 1)
+
+
 def repeated_unit(schedule: Schedule) -> Unit | None:
     """The unit that a schedule repeats, or nothing where every sublayer runs once."""
     repeated = {occurrence.sublayer for occurrence in schedule if occurrence.pass_index > 0}

@@ -242,6 +242,23 @@ def test_the_pass_residual_adds_what_entered_each_pass(tiny, unit):
     torch.testing.assert_close(model(tokens_for(tiny)), model.read_out(h))
 
 
+def test_a_stack_that_loops_between_a_prelude_and_a_coda_adds_what_entered_each_pass(tiny):
+    schedule = "A F 3x(2x(A F)) A F"
+    model, w = model_with_pass_residual(replace(tiny, num_layers=4), "stack", schedule)
+    h = model.embedding(tokens_for(tiny))
+
+    def block(h, number):
+        layer = model.layers[number]
+        h = h + layer.mixer(layer.mixer_norm(h))[0]
+        return h + layer.ffn(layer.ffn_norm(h))
+
+    h = block(h, 0)
+    for index in range(3):
+        h = block(block(h, 1), 2) + w[index] * h
+    h = block(h, 3)
+    torch.testing.assert_close(model(tokens_for(tiny)), model.read_out(h))
+
+
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_schedule_walked_in_parts_gives_the_whole(tiny, unit):
     model, _ = model_with_pass_residual(tiny, unit)

@@ -19,7 +19,7 @@ from mixerloop.model.pass_residual import PassResidualTable
 from mixerloop.model.sublayer import Mixer, MixerState
 from mixerloop.ops.gated_delta_rule import choose_implementation
 from mixerloop.ops.precision import product_dtype
-from mixerloop.schedule import Occurrence, Schedule, Sublayer, num_passes_of
+from mixerloop.schedule import Occurrence, Schedule, Sublayer
 
 T = TypeVar("T")
 TapPoint = Literal["input", "update"]
@@ -99,12 +99,7 @@ class LoopedLM(nn.Module):
         self.pass_residual = (
             None
             if unit is None
-            else PassResidualTable(
-                unit=unit,
-                num_passes=num_passes_of(self.schedule),
-                num_layers=config.num_layers,
-                d_model=config.d_model,
-            )
+            else PassResidualTable(unit=unit, schedule=self.schedule, d_model=config.d_model)
         )
 
     def forward(

@@ -9,18 +9,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mixerloop.schedule import BLOCK, Occurrence, Unit
+from mixerloop.schedule import BLOCK, Occurrence, Schedule, Unit, looped_layers, num_passes_of
 
 
 class PassResidualTable(nn.Module):
-    """One row of weights per pass round a unit: a mixer, an ffn, a layer's block, the stack."""
+    """One row of weights per pass round a unit: a mixer, an ffn, a layer's block, or a stack.
 
-    def __init__(self, *, unit: Unit, num_passes: int, num_layers: int, d_model: int) -> None:
+    A stack is the layers that `schedule` repeats: all of them in a full loop, the core of a loop
+    with a prelude and a coda.
+    """
+
+    def __init__(self, *, unit: Unit, schedule: Schedule, d_model: int) -> None:
         super().__init__()
         first, last = BLOCK if unit in ("block", "stack") else (unit, unit)
-        self._opening = (first, 0 if unit == "stack" else None)
-        self._closing = (last, num_layers - 1 if unit == "stack" else None)
-        self.weight = nn.Parameter(torch.empty(num_passes, d_model))
+        layers = looped_layers(schedule)
+        self._opening = (first, layers.start if unit == "stack" else None)
+        self._closing = (last, layers.stop - 1 if unit == "stack" else None)
+        self.weight = nn.Parameter(torch.empty(num_passes_of(schedule), d_model))
 
     def opens(self, occurrence: Occurrence) -> bool:
         """Whether a pass begins with this occurrence."""
