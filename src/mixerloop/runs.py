@@ -289,10 +289,15 @@ def to_json(value: Any) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
+def now() -> str:
+    """The time, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def provenance(**facts: Any) -> dict[str, Any]:
     """What a result's reader must know: code, versions and machine, and the caller's own facts."""
     return {
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "created": now(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         **_source_version(),
         "versions": {name: _version(name) for name in _VERSIONED}

@@ -111,7 +111,7 @@ def num_passes_of(schedule: Schedule) -> int:
 
 
 def looped_layers(schedule: Schedule) -> range:
-    """From the first layer that a schedule repeats to the last; all layers where none is repeated."""
+    """From the first layer that a schedule repeats to the last; all layers without a loop."""
     repeated = [occurrence.layer for occurrence in schedule if occurrence.pass_index > 0]
     if not repeated:
         return range(num_layers_of(schedule))

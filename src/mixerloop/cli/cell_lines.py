@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from mixerloop.cli.progress_line import LOG_SECONDS
+from mixerloop.progress_line import LOG_SECONDS
 
 if TYPE_CHECKING:
     from rich.live import Live

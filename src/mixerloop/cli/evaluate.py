@@ -1,6 +1,5 @@
 """`mixerloop evaluate`: what a trained model can do."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,8 +10,8 @@ from mixerloop import runs
 from mixerloop.cli.evaluate_compare import COMPARE_HELP, Compare
 from mixerloop.cli.evaluate_core import CORE_HELP, Core
 from mixerloop.cli.opened import Opening, where_kept
-from mixerloop.cli.progress_line import ProgressLine
 from mixerloop.cli.tables import print_table, table_of
+from mixerloop.progress_line import ProgressLine, counting
 from mixerloop.schedule import num_passes_of
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ class HeldOutNLL(Opening):
             data=self.data,
             context=self.context,
             passes=self.passes,
-            progress=line and _told(line),
+            progress=line and counting(line, "tokens"),
         )
         if line is not None:
             line.close()
@@ -114,10 +113,6 @@ class HeldOutNLL(Opening):
         for warning in result.warnings:
             print(f"warning: {warning}")
         print(where_kept(subject, NLL_FILE))
-
-
-def _told(line: ProgressLine) -> Callable[[str, int, int], None]:
-    return lambda part, done, total: line.show(f"{part}: {done:,} of {total:,} tokens")
 
 
 def _interval(found: "Estimate") -> str:

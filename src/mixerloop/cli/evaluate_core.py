@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from mixerloop import paper, runs
 from mixerloop.cli.opened import Opening, where_kept
-from mixerloop.cli.progress_line import ProgressLine, duration
 from mixerloop.cli.tables import print_table, table_of
+from mixerloop.progress_line import ProgressLine
 
 if TYPE_CHECKING:
-    from mixerloop.evaluation.core.evaluate_core import CoreResult, Progress
+    from mixerloop.evaluation.core.evaluate_core import CoreResult
     from mixerloop.intervals import Estimate
 
 CORE_HELP = """The 22 tasks of CORE, offline; killed, the same command goes on where it stopped.
@@ -60,7 +60,7 @@ class Core(Opening):
             plain=self.plain,
             verify_sharing=self.verify_sharing,
             replace=self.replace,
-            progress=line and _told(line),
+            progress=line and (lambda progress: line.show(str(progress))),
         )
         if line is not None:
             line.close()
@@ -69,13 +69,6 @@ class Core(Opening):
             return
         _show(str(self.run_path), result)
         print(f"{where_kept(subject, CORE)}, answers in {result.answers}")
-
-
-def _told(line: ProgressLine) -> "Progress":
-    return lambda so_far: line.show(
-        f"{so_far.task}: {so_far.done:,} of {so_far.total:,} examples  "
-        f"{so_far.tokens_per_second:,.0f} tokens/s  {duration(so_far.seconds_left)} left"
-    )
 
 
 def _show(run: str, result: "CoreResult") -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import tyro
 
 from mixerloop import runs
-from mixerloop.cli.progress_line import duration
 from mixerloop.notation import shortened
+from mixerloop.progress_line import duration
 
 if TYPE_CHECKING:
     from mixerloop.training.status import Status

@@ -11,8 +11,8 @@ import tyro
 from mixerloop import machine, runs
 from mixerloop.cli import report
 from mixerloop.cli.cell_lines import CellLines
-from mixerloop.cli.progress_line import LOG_SECONDS_VARIABLE, duration
 from mixerloop.cli.tables import print_table, table_of
+from mixerloop.progress_line import LOG_SECONDS_VARIABLE, duration
 from mixerloop.strict import one_line
 from mixerloop.study_folder import PLAN, REPORT, read_plan
 
@@ -200,7 +200,7 @@ class Study:
         for cell in waiting:
             heading = f"[{cell.number}/{len(plan.cells)}] {cell.name}"
             try:
-                if not run_cell(plan, cell, _command, lambda text, at=heading: _say(at, text)):
+                if not run_cell(plan, cell, lambda text, at=heading: _say(at, text)):
                     _say(heading, "another process has it")
             except (KeyboardInterrupt, SystemExit):  # by a signal
                 _say(heading, "stopped; the same command goes on from here")
@@ -223,7 +223,7 @@ class Study:
         failed = []
         for part in plan.file.study.parts:
             try:
-                compare_part(plan, part, _command)
+                compare_part(plan, part)
             except (ValueError, OSError) as error:
                 _say(part.name, f"not compared: {one_line(error)}")
                 failed.append(f"{part.name}, comparing")

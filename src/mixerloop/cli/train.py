@@ -13,11 +13,10 @@ import tyro
 from mixerloop import config as configs
 from mixerloop import runs
 from mixerloop.cli.overrides import Overrides, given
-from mixerloop.cli.progress_line import ProgressLine, duration
 
 if TYPE_CHECKING:
-    from mixerloop.training.metrics import Metrics, Timing
-    from mixerloop.training.trainer import Outcome, Trainer
+    from mixerloop.training.metrics import Metrics
+    from mixerloop.training.trainer import Outcome
 
 HELP = """Train a model as a config says, or go on where a run was stopped.
 
@@ -51,7 +50,9 @@ class Train:
     def run(self) -> None:
         """Train, and say how it ended."""
         overrides = given(self.overrides)
-        display = None if self.json else _display
+        from mixerloop.training.display import show_training
+
+        display = None if self.json else show_training
         if self.resume is not None:
             if self.out is not None:
                 raise ValueError("--resume goes on in the run's own folder; leave --out out")
@@ -76,51 +77,6 @@ class Train:
             _say(trained.run, trained.outcome, trained.last, as_json=self.json)
         if trained.outcome.stopped_by is not None:
             sys.exit(128 + trained.outcome.stopped_by)
-
-
-def _display(trainer: "Trainer") -> "Line":
-    train, steps = trainer.train_config, trainer.budget.steps
-    line = Line(steps)
-    of = ""
-    if steps is not None:
-        warmup = trainer.budget.warmup_steps(train.warmup_steps, steps)
-        of = f" of {steps:,}, the first {warmup:,.0f} a warm-up"
-    line.say(
-        f"{trainer.run}: {trainer.num_parameters:,} parameters, {trainer.model.implementation} "
-        f"rule in {train.compute_dtype}, {trainer.tokens_per_step:,} tokens a step, from step "
-        f"{trainer.step:,}{of}"
-    )
-    return line
-
-
-class Line:
-    """The progress line of a session."""
-
-    def __init__(self, total_steps: int | None) -> None:
-        self._total = f"/{total_steps:,}" if total_steps else ""
-        self._line = ProgressLine()
-        self._held_out = ""
-
-    def say(self, text: str) -> None:
-        """Print a line above the progress line."""
-        self._line.say(text)
-
-    def step(self, metrics: "Metrics", timing: "Timing") -> None:
-        """Show a step."""
-        if metrics.held_out_nll is not None:
-            self._held_out = f"  held-out {metrics.held_out_nll:.4f}"
-        self._line.show(
-            f"step {metrics.step:,}{self._total}  loss {metrics.loss:.4f}{self._held_out}  "
-            f"{timing.tokens_per_second:,.0f} tokens/s  {timing.gemm_share:.0%} of GEMM  "
-            f"{duration(timing.seconds_left)} left"
-        )
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    def close(self) -> None:
-        """End the line."""
-        self._line.close()
 
 
 def _say(run: Path, outcome: "Outcome", last: "Metrics | None", *, as_json: bool) -> None:

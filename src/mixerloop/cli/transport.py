@@ -1,6 +1,5 @@
 """`mixerloop transport`: what each pass of a mixer does at the readout."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -9,9 +8,9 @@ import tyro
 
 from mixerloop import runs
 from mixerloop.cli.opened import Measuring
-from mixerloop.cli.progress_line import ProgressLine
 from mixerloop.cli.transport_tables import show
 from mixerloop.config import InitRule
+from mixerloop.progress_line import ProgressLine, counting
 
 HELP = """Restore the context of one pass after another and watch the prediction move.
 
@@ -78,7 +77,7 @@ class Transport(Measuring):
             seed=self.seed,
         )
         line = None if self.json else ProgressLine()
-        progress = line and _told(line)
+        progress = line and counting(line, "windows")
         if self.run_path is not None:
             subject = self.open_run(self.run_path)
             results = subject.results
@@ -112,7 +111,3 @@ class Transport(Measuring):
             print(f"kept in {results / TRANSPORT}, pictures in {results / FIGURES}")
         else:
             print("not kept; --out keeps the result and its pictures")
-
-
-def _told(line: ProgressLine) -> Callable[[str, int, int], None]:
-    return lambda model, done, total: line.show(f"{model}: {done} of {total} windows")

@@ -1,8 +1,8 @@
-"""Running a cell: the commands a person would type, each only if its result is not there yet."""
+"""Running a cell: train, then take each measurement whose result is not there yet."""
 
 import contextlib
 import io
-import json
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,10 @@ from typing import Any, Literal
 
 from mixerloop import config as configs
 from mixerloop import runs
+from mixerloop.evaluation.comparison import compare, to_json
+from mixerloop.evaluation.kept_results import read_results
 from mixerloop.strict import one_line
+from mixerloop.studies.measuring import measure_run
 from mixerloop.studies.plan import Cell, Plan
 from mixerloop.studies.study import (
     CORPUS,
@@ -32,6 +35,8 @@ from mixerloop.study_folder import (
     STATE,
     record_of,
 )
+from mixerloop.training.display import show_training
+from mixerloop.training.session import Trained, resume, train
 from mixerloop.training.status import status
 from mixerloop.training.trainer import open_data
 
@@ -46,6 +51,7 @@ REFUSED = 2
 """What a program exits with that does not know an option."""
 YOURS = {CORPUS: "--corpus", TOKENIZER: "--tokenizer"}
 WAIT_SECONDS = 2.0
+COMPARISON_SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +180,7 @@ def check_cells(plan: Plan, cells: Sequence[Cell]) -> None:
             raise plan.file.refused(f"parts[{parts.index(cell.part)}]", error) from None
 
 
-def run_cell(plan: Plan, cell: Cell, command: Command, say: Say) -> bool:
+def run_cell(plan: Plan, cell: Cell, say: Say) -> bool:
     """Train and measure, from wherever it was left; false if another process has the cell."""
     record = record_of(plan.folder, cell.name)
     with _lock(record) as mine:
@@ -182,7 +188,7 @@ def run_cell(plan: Plan, cell: Cell, command: Command, say: Say) -> bool:
             return False
         _keep(record, state="begun")
         try:
-            _run(plan, cell, command, say, record)
+            _run(plan, cell, say, record)
         except Exception as error:
             runs.write_file(record / ERROR, traceback.format_exc())
             _keep(record, state="failed", error=one_line(error))
@@ -191,37 +197,35 @@ def run_cell(plan: Plan, cell: Cell, command: Command, say: Say) -> bool:
     return True
 
 
-def _run(plan: Plan, cell: Cell, command: Command, say: Say, record: Path) -> None:
+def _run(plan: Plan, cell: Cell, say: Say, record: Path) -> None:
     run = plan.run(cell)
     runs.remove_leftovers(run.parent, of=run.name)
     if not run.exists():
         config = record / runs.CONFIG
         runs.write_file(config, configs.dump(cell.config))
         say("training")
-        _logged(command, ["train", str(config), "--out", str(run)], record)
+        with _log(record, f"train {config} --out {run}"):
+            _end_if_stopped(train(configs.load(config), run, display=show_training))
     elif status(run).state != "finished":
         say("training, from where it stopped")
-        _logged(command, ["train", "--resume", str(run)], record)
+        with _log(record, f"train --resume {run}"):
+            _end_if_stopped(resume(run, display=show_training))
+    (part,) = (part for part in plan.file.study.parts if part.name == cell.part)
     for measure in _missing(run, cell.measure):
         say(measure)
-        _logged(command, _measuring(plan, cell, measure), record)
+        with _log(record, f"{measure} of {run}"):
+            measure_run(run, measure, part)
+
+
+def _end_if_stopped(trained: Trained) -> None:
+    """A session that a signal stopped ends the cell too."""
+    if trained.outcome.stopped_by is not None:
+        sys.exit(128 + trained.outcome.stopped_by)
 
 
 def _missing(run: Path, measure: Sequence[Measure]) -> list[Measure]:
     results = run / runs.RESULTS
     return [one for one in measure if not (results / MEASURED[one]).is_file()]
-
-
-def _measuring(plan: Plan, cell: Cell, measure: Measure) -> list[str]:
-    run = str(plan.run(cell))
-    (part,) = (part for part in plan.file.study.parts if part.name == cell.part)
-    dtype = ["--compute-dtype", getattr(part.measure_in, measure)]
-    if measure != "transport":
-        return ["evaluate", measure, run, *dtype]
-    asked = part.transport
-    options = ["--windows", str(asked.windows), "--positions", str(asked.positions)]
-    options += ["--context", str(asked.context), "--control", *dtype]
-    return ["transport", run, *options, *(["--removal"] if asked.removal else [])]
 
 
 def run_prefill(plan: Plan, asked: PrefillSettings, command: Command, say: Say) -> None:
@@ -244,7 +248,7 @@ def run_prefill(plan: Plan, asked: PrefillSettings, command: Command, say: Say) 
         runs.write_file(path, _output(command, [*arguments, "--json"]))
 
 
-def compare_part(plan: Plan, part: PartSettings, command: Command) -> None:
+def compare_part(plan: Plan, part: PartSettings) -> None:
     """Set the models of a part against each other; what was measured of all of them counts."""
     path = plan.folder / part.name / COMPARISON
     path.unlink(missing_ok=True)  # it would speak of other runs
@@ -252,9 +256,10 @@ def compare_part(plan: Plan, part: PartSettings, command: Command) -> None:
     measured = {"nll", "core"} & set(part.measure)
     if len({cell.arm for cell in done}) < 2 or not measured:
         return
-    names = [str(plan.run(cell)) for cell in done]
-    found = json.loads(_output(command, ["evaluate", "compare", *names, "--json"]))
-    runs.write_file(path, runs.to_json(found))
+    results = [read_results(plan.run(cell)) for cell in done]
+    comparison = compare(results, seed=COMPARISON_SEED)
+    provenance = runs.provenance(seed=COMPARISON_SEED)
+    runs.write_file(path, runs.to_json(to_json(comparison, results) | {"provenance": provenance}))
 
 
 @contextlib.contextmanager
@@ -276,9 +281,17 @@ def _keep(record: Path, **facts: Any) -> None:
 
 def _logged(command: Command, arguments: list[str], record: Path) -> None:
     """What a command prints goes to the cell's log; its progress is still seen."""
-    with (record / LOG).open("a") as log, contextlib.redirect_stdout(log):
-        print("$ mixerloop", *arguments, flush=True)
+    with _log(record, "mixerloop " + " ".join(arguments)):
         command(arguments)
+
+
+@contextlib.contextmanager
+def _log(record: Path, what: str) -> Iterator[None]:
+    """Note what is done, and when it began and ended; what is printed goes there too."""
+    with (record / LOG).open("a") as log, contextlib.redirect_stdout(log):
+        print(f"{runs.now()}  {what}", flush=True)
+        yield
+        print(f"{runs.now()}  done", flush=True)
 
 
 def _output(command: Command, arguments: list[str]) -> str:

@@ -16,6 +16,7 @@ from mixerloop.evaluation.kept_results import CORE, CORE_ANSWERS
 from mixerloop.evaluation.looped_scorer import scorer_of
 from mixerloop.evaluation.scorer import Scorer
 from mixerloop.paper import CORE_CONTEXT
+from mixerloop.progress_line import duration
 from mixerloop.subject import Heading, Subject
 
 
@@ -29,6 +30,12 @@ class CoreProgress:
     total: int
     tokens_per_second: float
     seconds_left: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.task}: {self.done:,} of {self.total:,} examples  "
+            f"{self.tokens_per_second:,.0f} tokens/s  {duration(self.seconds_left)} left"
+        )
 
 
 Progress = Callable[[CoreProgress], None]

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections.abc import Callable
 
 LOG_SECONDS = 30
 LOG_SECONDS_VARIABLE = "MIXERLOOP_LOG_SECONDS"
@@ -48,6 +49,11 @@ class ProgressLine:
         except OSError:
             self._heard = False
             sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
+
+
+def counting(line: ProgressLine, unit: str) -> Callable[[str, int, int], None]:
+    """A callback that shows a name and how many of its units are done, of how many."""
+    return lambda name, done, total: line.show(f"{name}: {done:,} of {total:,} {unit}")
 
 
 def duration(seconds: float) -> str:

@@ -1,0 +1,51 @@
+"""The progress of a session of training, on the terminal or in a log."""
+
+from mixerloop.progress_line import ProgressLine, duration
+from mixerloop.training.metrics import Metrics, Timing
+from mixerloop.training.trainer import Trainer
+
+
+def show_training(trainer: Trainer) -> "TrainingLine":
+    """Say what is trained, and make the watcher that shows its steps."""
+    train, steps = trainer.train_config, trainer.budget.steps
+    line = TrainingLine(steps)
+    of = ""
+    if steps is not None:
+        warmup = trainer.budget.warmup_steps(train.warmup_steps, steps)
+        of = f" of {steps:,}, the first {warmup:,.0f} a warm-up"
+    line.say(
+        f"{trainer.run}: {trainer.num_parameters:,} parameters, {trainer.model.implementation} "
+        f"rule in {train.compute_dtype}, {trainer.tokens_per_step:,} tokens a step, from step "
+        f"{trainer.step:,}{of}"
+    )
+    return line
+
+
+class TrainingLine:
+    """The progress line of a session."""
+
+    def __init__(self, total_steps: int | None) -> None:
+        self._total = f"/{total_steps:,}" if total_steps else ""
+        self._line = ProgressLine()
+        self._held_out = ""
+
+    def say(self, text: str) -> None:
+        """Print a line above the progress line."""
+        self._line.say(text)
+
+    def step(self, metrics: Metrics, timing: Timing) -> None:
+        """Show a step."""
+        if metrics.held_out_nll is not None:
+            self._held_out = f"  held-out {metrics.held_out_nll:.4f}"
+        self._line.show(
+            f"step {metrics.step:,}{self._total}  loss {metrics.loss:.4f}{self._held_out}  "
+            f"{timing.tokens_per_second:,.0f} tokens/s  {timing.gemm_share:.0%} of GEMM  "
+            f"{duration(timing.seconds_left)} left"
+        )
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """End the line."""
+        self._line.close()
