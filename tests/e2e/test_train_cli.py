@@ -153,7 +153,7 @@ def test_killed_at_random_moments_it_ends_in_the_same_bits():
         (["train", "small.toml", "--out", "small.toml/x"], ["small.toml/x: cannot be made"]),
         (["train", "small.toml", "--train.steps", 10**400], ["train.steps must be at most 1e+30"]),
         (["train", "small.toml", "--train.tokens", 10**29], ["steps, more than"]),
-        (["train", "small.toml", "--until", 0], ["--until must be at least 1"]),
+        (["train", "small.toml", "--until", 0], ["until must be at least 1"]),
         (["train", "small.toml", "--train.global_batch", 10**12], ["must be at most 16,777,216"]),
         (["runs", "nix"], ["nix: there is no such folder"]),
     ],
