@@ -32,6 +32,7 @@ EXTRAS = {  # the extra of pyproject.toml that installs a package
     "triton": "fla",
     "ray": "ray",
     "wandb": "wandb",
+    "google.protobuf": "wandb",
     "playwright": "dev",
 }
 
