@@ -9,6 +9,7 @@ import tyro
 from mixerloop import runs
 from mixerloop.cli.tables import print_table, table_of
 from mixerloop.config import check_seed
+from mixerloop.measures import measure_named
 
 if TYPE_CHECKING:
     from mixerloop.evaluation.comparison import Comparison, Pair
@@ -22,7 +23,6 @@ examples:
   mixerloop evaluate compare runs/mixer-seed* runs/full-seed* --json
 """
 SHOWN_TASKS = 5
-KINDS = {"core": "CORE", "tasks": "mean of the tasks", "manipulation": "Manip."}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Compare:
     """The options of `mixerloop evaluate compare`."""
 
     run_paths: tyro.conf.Positional[tuple[Path, ...]]
-    """Runs with results of `evaluate nll` or `evaluate core`, or folders given as their --out."""
+    """Runs with results of `evaluate nll`, `hops` or `core`, or folders given as their --out."""
     seed: int = 0
     """Seed of the resampling."""
     json: bool = False
@@ -56,41 +56,30 @@ class Compare:
             print(f"warning: {warning}")
 
 
-def _scale(name: str) -> float:
-    return 1.0 if name == "nll" else 100.0
-
-
-def _digits(name: str) -> int:
-    return 5 if name == "nll" else 2
-
-
-def _title(name: str) -> str:
-    if name == "nll":
-        return "held-out NLL"
-    kind, version = name.rsplit("_", 1)
-    return f"{KINDS[kind]}, baselines {version}"
-
-
 def _show_arms(comparison: "Comparison") -> None:
     names = list(comparison.scores)
-    table = table_of("architecture", "seeds", *(_title(name) for name in names))
+    measures = [measure_named(name) for name in names]
+    table = table_of("architecture", "seeds", *(measure.title for measure in measures))
     for arm in comparison.arms:
-        means = (comparison.scores[name][list(arm.runs)].mean() * _scale(name) for name in names)
         seeds = ", ".join("-" if seed is None else str(seed) for seed in arm.seeds)
-        shown = (f"{mean:.{_digits(name)}f}" for name, mean in zip(names, means, strict=True))
-        table.add_row(arm.name, seeds, *shown)
+        means = [
+            f"{measure.scale * comparison.scores[name][list(arm.runs)].mean():.{measure.digits}f}"
+            for name, measure in zip(names, measures, strict=True)
+        ]
+        table.add_row(arm.name, seeds, *means)
     print_table(table)
 
 
 def _show_pair(pair: "Pair") -> None:
     print(f"\n{pair.first} minus {pair.second} ({pair.seeds})")
     table = table_of("", "difference", "95 % interval", "verdict")
-    for name, found in pair.measures.items():
+    for name, difference in pair.measures.items():
+        measure = measure_named(name)
         value, lower, upper = (
-            f"{_scale(name) * x:+.{_digits(name)}f}"
-            for x in (found.difference, found.lower, found.upper)
+            f"{measure.scale * x:+.{measure.digits}f}"
+            for x in (difference.difference, difference.lower, difference.upper)
         )
-        table.add_row(_title(name), value, f"{lower} to {upper}", found.verdict)
+        table.add_row(measure.title, value, f"{lower} to {upper}", difference.verdict)
     print_table(table)
     if pair.tasks:
         order = sorted(pair.tasks, key=lambda label: -abs(pair.tasks[label].contribution))

@@ -13,7 +13,7 @@ from mixerloop.config import RunConfig
 from mixerloop.evaluation.core.metric import all_centered, core, manipulation
 from mixerloop.evaluation.core.resampling import resampled_accuracies
 from mixerloop.evaluation.difference import PAIRS_FROM, Difference, Scores, difference
-from mixerloop.evaluation.kept_results import KeptCore, KeptNLL, KeptResults, read_results
+from mixerloop.evaluation.kept_results import KeptCore, KeptHops, KeptNLL, KeptResults, read_results
 from mixerloop.intervals import resampled_ratios
 
 ONE_TASK_IS_MOST = 0.5
@@ -92,8 +92,13 @@ def compare(results: Sequence[KeptResults], *, seed: int = 0) -> Comparison:
         measures |= _core_scores(results, cores, seed=seed)
     if len(nlls) == len(results):
         measures["nll"] = _nll_scores(results, nlls, seed=seed)
+    hops = [one.hops for one in results if one.hops is not None]
+    if len(hops) == len(results):
+        measures["hops"] = _hops_scores(results, hops, seed=seed)
     if not measures:
-        raise ValueError("no measure was taken of all these runs; evaluate nll or core on each")
+        raise ValueError(
+            "no measure was taken of all these runs; evaluate nll, hops or core on each"
+        )
     asked = cores if len(cores) == len(results) else []
     pairs = [
         _pair(first, second, measures, asked, seed=seed) for first, second in combinations(arms, 2)
@@ -119,6 +124,9 @@ def _common_warnings(results: Sequence[KeptResults]) -> Iterator[str]:
     ):
         if missing:
             yield f"{name} is left out: it was not measured of {missing[0].path}"
+    without_hops = [one for one in results if one.hops is None]
+    if 0 < len(without_hops) < len(results):
+        yield f"hops is left out: it was not measured of {without_hops[0].path}"
     if not any(one.core is None for one in results):
         kept = results[0].core
         assert kept is not None
@@ -177,7 +185,9 @@ def _is_in_seconds(config: RunConfig) -> bool:
 
 
 def _check_agree(
-    results: Sequence[KeptResults], kept: Sequence[KeptCore] | Sequence[KeptNLL], what: str
+    results: Sequence[KeptResults],
+    kept: Sequence[KeptCore] | Sequence[KeptNLL] | Sequence[KeptHops],
+    what: str,
 ) -> None:
     for one, found in zip(results, kept, strict=True):
         for key, value in kept[0].asked.items():
@@ -226,6 +236,17 @@ def _nll_scores(results: Sequence[KeptResults], kept: Sequence[KeptNLL], *, seed
     nats = np.stack([found.nats for found in kept], axis=1)
     tokens = np.stack([found.tokens for found in kept], axis=1)
     return Scores(nats.sum(axis=0) / tokens.sum(axis=0), resampled_ratios(nats, tokens, seed=seed))
+
+
+def _hops_scores(results: Sequence[KeptResults], kept: Sequence[KeptHops], *, seed: int) -> Scores:
+    _check_agree(results, kept, "hops")
+    for one, counts in zip(results, kept, strict=True):
+        if not np.array_equal(counts.questions, kept[0].questions):
+            raise ValueError(f"{one.path}: its sequences are not those of {results[0].path}")
+    right = np.stack([counts.right for counts in kept], axis=1)
+    questions = np.stack([counts.questions for counts in kept], axis=1)
+    points = right.sum(axis=0) / questions.sum(axis=0)
+    return Scores(points, resampled_ratios(right, questions, seed=seed))
 
 
 def _pair(

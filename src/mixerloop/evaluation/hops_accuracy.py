@@ -3,16 +3,17 @@
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from mixerloop.config import check_fits
 from mixerloop.data.batches import fingerprint, hops_settings
 from mixerloop.data.hops import Hops
-from mixerloop.evaluation.kept_results import HOPS
+from mixerloop.evaluation.kept_results import write_hops
 from mixerloop.intervals import Estimate, bootstrap_ratio
 from mixerloop.ops.precision import compute_in
 from mixerloop.subject import Heading, Subject
@@ -81,42 +82,66 @@ def evaluate_hops(
     check_fits(folder, hops.vocab_size, subject.config.model.vocab_size)
     logits_at = partial(subject.model, schedule=subject.schedule)
     with compute_in(subject.compute_dtype, subject.device.type):
-        accuracy = hops_accuracy(logits_at, hops, num_sequences=sequences, device=subject.device)
+        counts = hops_counts(logits_at, hops, num_sequences=sequences, device=subject.device)
     result = HopsResult(
         heading=subject.heading(),
-        accuracy_by_hop=tuple(accuracy),
+        accuracy_by_hop=tuple(summarise(counts)),
         provenance=subject.provenance(data=fingerprint(folder)),
     )
-    subject.keep(HOPS, result.to_json())
+    if subject.results is not None:
+        write_hops(subject.results, result.to_json(), counts.right, counts.questions)
     return result
 
 
-@torch.no_grad()
+class HopsCounts(NamedTuple):
+    """Answers of each sequence, by number of hops from one on."""
+
+    right: Int[np.ndarray, "sequences hops"]
+    questions: Int[np.ndarray, "sequences hops"]
+    guess: Float[np.ndarray, " hops"]
+    """The share that is right without following anything; see `guesses`."""
+
+
 def hops_accuracy(
     logits_at: LogitsAt, hops: Hops, *, num_sequences: int, device: torch.device = CPU
 ) -> list[HopsAccuracy]:
     """For each number of hops, over the first sequences of a split, resampled by sequence."""
+    return summarise(hops_counts(logits_at, hops, num_sequences=num_sequences, device=device))
+
+
+def summarise(counts: HopsCounts) -> list[HopsAccuracy]:
+    """Counts of sequences to accuracies with intervals."""
+    return [
+        HopsAccuracy(
+            hops=index + 1,
+            questions=int(counts.questions[:, index].sum()),
+            accuracy=bootstrap_ratio(counts.right[:, index], counts.questions[:, index]),
+            guess=float(counts.guess[index]),
+        )
+        for index in range(counts.questions.shape[1])
+    ]
+
+
+@torch.no_grad()
+def hops_counts(
+    logits_at: LogitsAt, hops: Hops, *, num_sequences: int, device: torch.device = CPU
+) -> HopsCounts:
+    """Ask the first sequences of a split."""
     indices = np.arange(min(num_sequences, hops.num_windows))
     sequences, asked_hops = hops.sequences(indices)
     answers = sequences[:, hops.answer_positions()]
     parts = np.split(sequences, range(BATCH, len(sequences), BATCH))
     right = np.concatenate([answered(logits_at, hops, part, device) for part in parts]) == answers
     guessed = guesses(hops, sequences) == answers
-    results = []
-    for number in range(1, hops.settings.max_hops + 1):
-        asked = asked_hops == number
-        questions = asked.sum(axis=1)
-        if not questions.any():
+    by_hops = [asked_hops == number for number in range(1, hops.settings.max_hops + 1)]
+    for number, asked in enumerate(by_hops, start=1):
+        if not asked.any():
             raise ValueError(f"no question of {number} hops in {len(indices)} sequences; take more")
-        results.append(
-            HopsAccuracy(
-                hops=number,
-                questions=int(asked.sum()),
-                accuracy=bootstrap_ratio((right & asked).sum(axis=1), questions),
-                guess=float(guessed[asked].mean()),
-            )
-        )
-    return results
+    return HopsCounts(
+        right=np.stack([(right & asked).sum(axis=1) for asked in by_hops], axis=1),
+        questions=np.stack([asked.sum(axis=1) for asked in by_hops], axis=1),
+        guess=np.array([guessed[asked].mean() for asked in by_hops]),
+    )
 
 
 def answered(

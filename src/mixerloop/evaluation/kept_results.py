@@ -1,6 +1,7 @@
 """The results a run keeps: written by measurements, read by comparisons.
 
 RESULTS/nll.json, nll.jsonl      figures, and the sums of every document
+RESULTS/hops.json, hops.jsonl    figures, and the counts of every sequence
 RESULTS/core.json, core/         figures, and every answer
 """
 
@@ -21,7 +22,7 @@ from mixerloop.evaluation.nll import DocumentSums, HeldOut
 from mixerloop.strict import one_line
 
 CORE, CORE_ANSWERS = "core.json", "core"
-HOPS = "hops.json"
+HOPS, HOPS_SEQUENCES = "hops.json", "hops.jsonl"
 NLL, NLL_DOCUMENTS = "nll.json", "nll.jsonl"
 MUST_AGREE = ("bundle", "context", "limit", "compute_dtype")
 
@@ -53,6 +54,15 @@ class KeptNLL:
 
 
 @dataclass(frozen=True)
+class KeptHops:
+    """What a run answered in each sequence."""
+
+    asked: dict[str, Any]
+    right: np.ndarray
+    questions: np.ndarray
+
+
+@dataclass(frozen=True)
 class KeptResults:
     """What was kept of one model."""
 
@@ -70,6 +80,23 @@ class KeptResults:
     """The checkpoint's name."""
     core: KeptCore | None
     nll: KeptNLL | None
+    hops: KeptHops | None = None
+
+
+def write_hops(
+    folder: Path, result: dict[str, Any], right: np.ndarray, questions: np.ndarray
+) -> None:
+    """Keep accuracies on hops; the figures come last, so that they always fit the counts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / HOPS).unlink(missing_ok=True)
+    lines = [
+        json.dumps({"sequence": number, "right": of_sequence, "questions": asked})
+        for number, (of_sequence, asked) in enumerate(
+            zip(right.tolist(), questions.tolist(), strict=True)
+        )
+    ]
+    runs.write_file(folder / HOPS_SEQUENCES, "\n".join(lines) + "\n")
+    runs.write_file(folder / HOPS, runs.to_json(result))
 
 
 def write_nll(folder: Path, result: dict[str, Any], sums: DocumentSums, held_out: HeldOut) -> Path:
@@ -97,19 +124,22 @@ def read_results(path: Path) -> KeptResults:
     """What was kept of a run, of one of its checkpoints, or in a folder given with --out."""
     if not path.exists():
         raise ValueError(f"{path}: there is no such run")
-    kept_outside = (path / CORE).exists() or (path / NLL).exists()
+    kept_outside = any((path / name).exists() for name in (CORE, NLL, HOPS_SEQUENCES))
     if not kept_outside and runs.is_checkpoint_outside_run(path):
         raise ValueError(f"{path}: a checkpoint outside a run; name the --out of its results")
     folder = path if kept_outside else runs.results_folder(path)
     checkpoint = None if kept_outside else runs.find_checkpoint(path)
-    found = {name: _read(folder / name) for name in (CORE, NLL) if (folder / name).exists()}
+    names = [name for name in (CORE, NLL) if (folder / name).exists()]
+    if (folder / HOPS).exists() and (folder / HOPS_SEQUENCES).exists():  # older runs have the first
+        names.append(HOPS)
+    found = {name: _read(folder / name) for name in names}
     if not found:
         raise ValueError(
-            f"{path}: nothing to compare yet; first run mixerloop evaluate nll or core on it"
+            f"{path}: nothing to compare yet; first run mixerloop evaluate nll, hops or core on it"
         )
     facts = {name: _facts(folder / name, result) for name, result in found.items()}
     if len(set(facts.values())) > 1:
-        raise ValueError(f"{folder}: {CORE} and {NLL} are of different models; evaluate both again")
+        raise ValueError(f"{folder}: {' and '.join(found)} are of different models; evaluate again")
     sha, schedule, seed = next(iter(facts.values()))
     if checkpoint is not None and runs.sha256(checkpoint / runs.CONTENTS) != sha:
         raise ValueError(f"{folder}: its results are not of {checkpoint}; evaluate it again")
@@ -123,6 +153,7 @@ def read_results(path: Path) -> KeptResults:
         step=None if checkpoint is None else checkpoint.name,
         core=_core(folder, found[CORE]) if CORE in found else None,
         nll=_nll(folder, found[NLL]) if NLL in found else None,
+        hops=_hops(folder, found[HOPS]) if HOPS in found else None,
     )
 
 
@@ -194,6 +225,27 @@ def _number(value: Any) -> float:
 
 def _answers(folder: Path, label: str) -> Any:
     return read_answers(folder / CORE_ANSWERS / f"{label}.jsonl")
+
+
+def _hops(folder: Path, result: dict[str, Any]) -> KeptHops:
+    path = folder / HOPS_SEQUENCES
+    right, questions = [], []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            counts = json.loads(line)
+            right.append(sum(int(_number(count)) for count in counts["right"]))
+            questions.append(sum(int(_number(count)) for count in counts["questions"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise _not_kept(path, f"line {number}: {one_line(error)}") from None
+    try:
+        provenance = result["provenance"]
+        asked = {"data": provenance["data"], "compute_dtype": provenance["compute_dtype"]}
+        total = sum(part["questions"] for part in result["accuracy_by_hop"])
+    except (KeyError, TypeError) as error:
+        raise _not_kept(folder / HOPS, error) from None
+    if sum(questions) != total or total <= 0 or len(questions) < 2:
+        raise _not_kept(folder / HOPS, "its sequences are others")
+    return KeptHops(asked, np.array(right), np.array(questions))
 
 
 def _nll(folder: Path, result: dict[str, Any]) -> KeptNLL:

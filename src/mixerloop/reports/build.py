@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from mixerloop import paper
+from mixerloop.measures import measure_named
 from mixerloop.notation import parse
 from mixerloop.reports import charts
 from mixerloop.reports.blocks import Block, Drawing, Findings, Paragraph, Report, Section, Table
 from mixerloop.reports.provenance_section import provenance
-from mixerloop.reports.results_section import arm_names, measures, printed, results, title
+from mixerloop.reports.results_section import arm_names, measures, results
 from mixerloop.reports.schedule_diagram import draw
 from mixerloop.reports.study_results import ArmResults, PartResults, StudyResults
 from mixerloop.reports.transport_section import transport
@@ -58,10 +59,13 @@ def _ordering(part: PartResults, measure: str) -> str:
     """Best first; what is not resolved is told."""
     assert part.comparison is not None
     names, pairs = arm_names(part), part.comparison["pairs"]
-    scale, digits = printed(measure)
-    sign = 1 if measure == "nll" else -1
-    arms = sorted(part.comparison["arms"], key=lambda arm: sign * arm[measure])
-    order = ", ".join(f"{names[arm['name']]} {scale * arm[measure]:.{digits}f}" for arm in arms)
+    of = measure_named(measure)
+    arms = sorted(
+        part.comparison["arms"], key=lambda arm: arm[measure], reverse=of.higher_is_better
+    )
+    order = ", ".join(
+        f"{names[arm['name']]} {of.scale * arm[measure]:.{of.digits}f}" for arm in arms
+    )
     open_pairs = [
         f"{names[pair['first']]} and {names[pair['second']]}"
         for pair in pairs
@@ -71,7 +75,7 @@ def _ordering(part: PartResults, measure: str) -> str:
     if open_pairs:
         resolved = f"not resolved: {'; '.join(open_pairs)}"
     seeds = "; or ".join(sorted({pair["seeds"] for pair in pairs}))
-    return f"{part.name}, {title(measure)}, best first: {order}; {resolved} ({seeds})"
+    return f"{part.name}, {of.title}, best first: {order}; {resolved} ({seeds})"
 
 
 def _unfinished(study: StudyResults) -> Iterator[Block]:

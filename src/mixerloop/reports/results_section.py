@@ -7,17 +7,13 @@ from typing import Any
 
 from mixerloop import paper
 from mixerloop.config import PRESETS
+from mixerloop.measures import measure_named
 from mixerloop.reports import charts
 from mixerloop.reports.blocks import Block, Findings, Table
 from mixerloop.reports.student_t import over_runs
 from mixerloop.reports.study_results import ArmResults, PartResults
 
-MEASURES = {
-    "nll": "held-out NLL",
-    "core": "CORE",
-    "tasks": "mean of the tasks",
-    "transport": "transport",
-}
+PAPERS_TITLE = {"core": "CORE", "transport": "transport"}
 PAPERS_TYPE = {"core": paper.COMPUTE_DTYPE, "transport": paper.COMPUTE_DTYPE}
 LEFT_OUT = "is left out"
 """In a warning about a measure that was not taken, which a study says by itself."""
@@ -68,7 +64,7 @@ def _results_table(part: PartResults) -> Table:
     rows += [[column.papers(row) for column in columns] for row in papers]
     measured_in = {what: _types(part, what) for what in PAPERS_TYPE}
     otherwise = [
-        f" The paper measured {MEASURES[what]} in {PAPERS_TYPE[what]}, and this study in "
+        f" The paper measured {PAPERS_TITLE[what]} in {PAPERS_TYPE[what]}, and this study in "
         f"{' and '.join(sorted(types))}: the paper's figure is not shown."
         for what, types in measured_in.items()
         if papers and types and types != {PAPERS_TYPE[what]}
@@ -212,12 +208,13 @@ def _pairs_table(part: PartResults, comparison: dict[str, Any]) -> Table:
     rows = []
     for pair in pairs:
         for name, one in measures(pair):
-            scale, digits = printed(name)
+            measure = measure_named(name)
             value, low, high = (
-                f"{scale * one[key]:+.{digits}f}" for key in ("difference", "lower", "upper")
+                f"{measure.scale * one[key]:+.{measure.digits}f}"
+                for key in ("difference", "lower", "upper")
             )
             models = f"{names[pair['first']]} minus {names[pair['second']]}"
-            rows.append([models, title(name), value, f"{low} to {high}", one["verdict"]])
+            rows.append([models, measure.title, value, f"{low} to {high}", one["verdict"]])
     columns = ["models", "measure", "difference", "95 % interval", "verdict"]
     seeds = "; or ".join(sorted({pair["seeds"] for pair in pairs}))
     note = f"{seeds[:1].upper()}{seeds[1:]}. Resolved: zero is outside."
@@ -231,19 +228,6 @@ def measures(pair: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, one in pair.items():
         if isinstance(one, dict) and "verdict" in one:
             yield name, one
-
-
-def printed(measure: str) -> tuple[int, int]:
-    """By what a measure is multiplied in print, and its digits; CORE is printed times 100."""
-    return (1, 4) if measure == "nll" else (100, 2)
-
-
-def title(measure: str) -> str:
-    """Of a measure, for people."""
-    kind, _, version = measure.partition("_")
-    if kind == "manipulation":
-        return f"Manip. ({version})"
-    return MEASURES[kind] + (f" ({version})" if version else "")
 
 
 def arm_names(part: PartResults) -> dict[str, str]:

@@ -253,7 +253,7 @@ def compare_part(plan: Plan, part: PartSettings) -> None:
     path = plan.folder / part.name / COMPARISON
     path.unlink(missing_ok=True)  # it would speak of other runs
     done = [cell for cell in plan.of(part.name) if is_done(plan, cell)]
-    measured = {"nll", "core"} & set(part.measure)
+    measured = {"nll", "hops", "core"} & set(part.measure)
     if len({cell.arm for cell in done}) < 2 or not measured:
         return
     results = [read_results(plan.run(cell)) for cell in done]
