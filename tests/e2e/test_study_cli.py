@@ -79,7 +79,8 @@ def test_from_a_file_to_a_report(place, done):
     lines = done.strip().splitlines()
     assert lines[0] == "A small study"
     assert lines[-1] == "report: whole/report.html"
-    assert any(line.startswith("hops, held-out NLL, best first: ") for line in lines)
+    for measure in ("held-out NLL", "right answers"):
+        assert any(line.startswith(f"hops, {measure}, best first: ") for line in lines)
     study = place / "whole"
     for name in ("report.html", "report.md", "prefill.json", "plan.json"):
         assert (study / name).stat().st_size > 0

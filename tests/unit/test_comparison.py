@@ -15,7 +15,7 @@ from mixerloop.evaluation.comparison import (
     equal_documents,
     to_json,
 )
-from mixerloop.evaluation.kept_results import KeptCore, KeptNLL, KeptResults
+from mixerloop.evaluation.kept_results import KeptCore, KeptHops, KeptNLL, KeptResults
 
 MODEL = ModelConfig(num_layers=2, d_model=16, num_heads=2, d_head=8, d_ffn=24, vocab_size=50)
 ASKED = {"bundle": "b", "context": 1024, "limit": None, "compute_dtype": "float32"}
@@ -226,3 +226,34 @@ def test_a_document_that_holds_most_tokens_counts_as_most_documents():
     runs = [run("a", nll=nll[0]), run("b", "2x(A F)", nll=nll[1])]
     (warning,) = (one for one in compare(runs).warnings if "documents" in one)
     assert warning == "the intervals of the NLL come from 100 documents, unequal ones: as good as 1"
+
+
+def kept_hops(share, **asked):
+    """Of 50 sequences with 8 questions each, this share of the answers is right."""
+    right = np.random.default_rng(0).binomial(8, share, size=50)
+    asked = {"data": "d", "compute_dtype": "float32", **asked}
+    return KeptHops(asked, right, np.full(50, 8))
+
+
+def test_hops_have_a_verdict():
+    far = compare([run("a", hops=kept_hops(0.9)), run("b", "2x(A F)", hops=kept_hops(0.4))])
+    assert far.pairs[0].measures["hops"].verdict == "resolved"
+    assert far.pairs[0].measures["hops"].difference == pytest.approx(0.5, abs=0.06)
+    near = compare([run("a", hops=kept_hops(0.5)), run("b", "2x(A F)", hops=kept_hops(0.5))])
+    assert near.pairs[0].measures["hops"].verdict == "not resolved"
+
+
+def test_hops_that_were_asked_otherwise_are_not_compared():
+    first = run("a", hops=kept_hops(0.9))
+    with pytest.raises(ValueError, match="hops was measured with data other"):
+        compare([first, run("b", "2x(A F)", hops=kept_hops(0.4, data="other"))])
+    fewer = dataclasses.replace(kept_hops(0.4), questions=np.full(50, 9))
+    with pytest.raises(ValueError, match="its sequences are not those of runs/a"):
+        compare([first, run("b", "2x(A F)", hops=fewer)])
+
+
+def test_hops_of_some_runs_are_left_out_and_named():
+    both = [run("a", nll=kept_nll(), hops=kept_hops(0.9)), run("b", "2x(A F)", nll=kept_nll())]
+    comparison = compare(both)
+    assert set(comparison.pairs[0].measures) == {"nll"}
+    assert "hops is left out: it was not measured of runs/b" in comparison.warnings

@@ -8,6 +8,8 @@ from command_line import mixerloop, refused
 from mixerloop.config import ModelConfig
 from mixerloop.data.hops import Hops, HopsSettings, write_hops
 from mixerloop.evaluation.hops_accuracy import guesses, hops_accuracy
+from mixerloop.evaluation.kept_results import read_results
+from mixerloop.evaluation.kept_results import write_hops as keep_hops
 from mixerloop.intervals import bootstrap_ratio
 from mixerloop.model.initialization import fresh_model
 
@@ -102,3 +104,24 @@ def test_the_command_prints_json_and_refuses_other_data(tmp_path):
     assert [one["hops"] for one in result["accuracy_by_hop"]] == [1, 2, 3, 4]
     assert result["schedule"] == "A4 F"
     assert "this run was not trained; name the data with --data" in refused(*evaluate)
+
+
+def test_counts_that_do_not_fit_the_figures_are_named(tmp_path):
+    counts = np.array([[1, 2], [0, 1]]), np.array([[2, 2], [1, 3]])
+    figures = [{"questions": 3}, {"questions": 5}]
+    provenance = {"checkpoint_sha256": "x", "seed": 1, "data": "d", "compute_dtype": "float32"}
+    result = {"schedule": "A F", "accuracy_by_hop": figures, "provenance": provenance}
+    keep_hops(tmp_path, result, *counts)
+    kept = read_results(tmp_path).hops
+    assert kept is not None
+    assert (kept.right.tolist(), kept.questions.tolist()) == ([3, 1], [4, 4])
+    path = tmp_path / "hops.jsonl"
+    whole = path.read_text()
+    for damaged, named in (
+        (whole.splitlines()[0] + "\n", "its sequences are others"),
+        (whole.replace("right", "left", 1), "line 1: 'right'"),
+        (whole + "{", "line 3"),
+    ):
+        path.write_text(damaged)
+        with pytest.raises(ValueError, match=named):
+            read_results(tmp_path)
