@@ -39,7 +39,7 @@ check: peers
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/unit/test_imports.py
 
-# Ten minutes on two quiet cores; stopped, it goes on where it was.
+# Ten minutes on two quiet cores; run again, it resumes a study that was stopped.
 study: setup
 	$(BIN)/mixerloop study studies/quick.toml
 

@@ -11,7 +11,7 @@ from mixerloop import runs
 HELP = """Write a folder for `transformers`, with the names of the released checkpoints.
 
 A mixer, full or ffn loop is written as the authors write theirs, a model without a loop as
-flash-linear-attention does. Any other schedule has a type of its own, mixerloop_schedule.
+flash-linear-attention does. Any other schedule gets our own type, mixerloop_schedule.
 It loads with AutoModelForCausalLM.from_pretrained(DIR) after `import mixerloop.interop.hf`.
 
 examples:

@@ -79,7 +79,7 @@ class LoopedMixer(nn.Module):
         attention_mask: Tensor | None = None,
         state: LinearState | None = None,
     ) -> tuple[Tensor, LinearState]:
-        """The update to the residual, and the state to go on from.
+        """The update to the residual, and the state after the last token.
 
         A token whose `attention_mask` is zero writes nothing.
         """
