@@ -23,6 +23,8 @@ from pathlib import Path
 from statistics import mean, median
 
 from mixerloop import machine, runs
+from mixerloop.files import json_text
+from mixerloop.provenance import collect_provenance
 
 ROOT = Path(__file__).parents[1]
 HERE = Path(sys.executable).with_name("mixerloop")
@@ -215,8 +217,8 @@ def main() -> None:
             if other is not None:
                 versus.append(against(what, other, data))
     if as_json:
-        facts = runs.provenance(seed=1337, busy_cores=neighbours.busy_cores())
-        print(runs.to_json({"cases": cases, "quiet": versus, "provenance": facts}), end="")
+        facts = collect_provenance(seed=1337, busy_cores=neighbours.busy_cores())
+        print(json_text({"cases": cases, "quiet": versus, "provenance": facts}), end="")
         return
     facts = machine.facts()
     print(f"{facts['processor']}, {facts['cores']} cores, {PHASE_SECONDS} s at a time")

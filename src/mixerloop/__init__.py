@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mixerloop.evaluation.held_out_nll import evaluate_nll
     from mixerloop.evaluation.hops_accuracy import evaluate_hops
     from mixerloop.interop.loading import open_subject
-    from mixerloop.training.session import resume, train
+    from mixerloop.training.sessions import resume, train
     from mixerloop.transport.measurement import Looking, measure_transport
 
 __all__ = [

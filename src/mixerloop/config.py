@@ -11,11 +11,11 @@ from typing import Any, Literal, get_args
 import tomli_w
 
 from mixerloop.notation import notation, resolve
+from mixerloop.parsing import from_dict, one_line, suggest
 from mixerloop.schedule import Schedule, Unit, repeated_unit
-from mixerloop.strict import from_dict, one_line, suggest
 
-Implementation = Literal["recurrent", "chunked", "native", "fla"]
-ImplementationChoice = Literal["auto", "recurrent", "chunked", "native", "fla"]
+Form = Literal["definition", "torch", "native", "fla"]
+FormChoice = Literal["auto", "definition", "torch", "native", "fla"]
 """The form of a mixer's recurrence; `auto` is the fastest there is."""
 ComputeDtype = Literal["float32", "bfloat16"]
 """What projections are computed in; weights, decays, norms and sums stay float32."""
@@ -199,7 +199,7 @@ class TrainConfig:
     compute_dtype: ComputeDtypeChoice = "auto"
     """Type of the projections; weights, decays, norms and sums stay float32. A run keeps what auto
     was when it began."""
-    implementation: ImplementationChoice = "auto"
+    form: FormChoice = "auto"
     """Form of the mixer's recurrence."""
     recompute: bool = False
     """Keep only what enters each occurrence and compute it again in the backward."""
@@ -377,6 +377,20 @@ def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
         for key in (*before, *(key for key in after if key not in before))
         if before.get(key) != after.get(key)
     }
+
+
+def check_same_run(old: RunConfig, new: RunConfig, *, where: str) -> None:
+    """Reject a config under which a resumed run would compute something else; name the key."""
+    for key, (before, after) in differences(old, new).items():
+        if key not in MAY_CHANGE:
+            raise ValueError(
+                f"{where}: {key} was {_said(before)} and would be {_said(after)}; it decides what "
+                "is computed, so start a new run to change it"
+            )
+
+
+def _said(value: object) -> str:
+    return "not set" if value is None else str(value)
 
 
 def _flat(config: RunConfig) -> dict[str, Any]:

@@ -13,7 +13,7 @@ FOLDER/report.html, report.md, figures/
 from pathlib import Path
 from typing import Any
 
-from mixerloop import runs
+from mixerloop.files import read_json
 
 PLAN = "plan.json"
 DATA = "data"
@@ -43,7 +43,7 @@ def record_of(folder: Path, cell: str) -> Path:
 def read_plan(folder: Path) -> dict[str, Any]:
     """What the folder of a study says of itself."""
     path = folder / PLAN
-    plan = runs.read_json(path)
+    plan = read_json(path)
     try:
         known = (
             plan.keys() >= PLAN_KEYS

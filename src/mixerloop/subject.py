@@ -9,8 +9,10 @@ import torch
 from mixerloop import runs
 from mixerloop.config import ComputeDtype, RunConfig, check_fits
 from mixerloop.data.tokenizer import Tokenizer
+from mixerloop.files import json_text, write_file
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.notation import notation
+from mixerloop.provenance import collect_provenance
 from mixerloop.schedule import Schedule
 
 
@@ -69,7 +71,7 @@ class Subject:
             "checkpoint": self.fingerprint,
             "schedule": notation(self.schedule),
             "compute_dtype": self.compute_dtype,
-            "implementation": self.model.implementation,
+            "form": self.model.form,
             "device": self.device.type,
         }
 
@@ -85,9 +87,9 @@ class Subject:
         """The provenance of a result of this subject."""
         facts = self.facts()
         train = self.config.train
-        return runs.provenance(
+        return collect_provenance(
             checkpoint_sha256=facts["checkpoint"],
-            implementation=facts["implementation"],
+            form=facts["form"],
             compute_dtype=facts["compute_dtype"],
             device=facts["device"],
             seed=None if train is None else train.seed,
@@ -98,4 +100,4 @@ class Subject:
         """Write a result to the results folder, if the subject has a results folder."""
         if self.results is not None:
             self.results.mkdir(parents=True, exist_ok=True)
-            runs.write_file(self.results / name, runs.to_json(result))
+            write_file(self.results / name, json_text(result))

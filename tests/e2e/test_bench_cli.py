@@ -11,13 +11,16 @@ import pytest
 import torch
 
 from command_line import mixerloop, refused
-from mixerloop.benchmarking import core, measure, operator, training
+from mixerloop.benchmarking import core_speed as core
+from mixerloop.benchmarking import measure
+from mixerloop.benchmarking import operator_speed as operator
+from mixerloop.benchmarking import training_speed as training
 from mixerloop.benchmarking.measure import Quartiles, Timing, check_close
 from mixerloop.config import preset
+from mixerloop.evaluation.core.asking import asked
 from mixerloop.evaluation.core.bundle import Bundle
-from mixerloop.evaluation.core.evaluate import asked
-from mixerloop.model.gated_delta_net import GatedDeltaNet
 from mixerloop.model.initialization import fresh_model
+from mixerloop.model.mixers.gated_delta_net import GatedDeltaNet
 from mixerloop.ops import native_library
 
 BUNDLE = Path(__file__).parents[1] / "data" / "core_bundle"
@@ -33,7 +36,7 @@ NANO = {
 def test_the_figures_as_json(what):
     done = mixerloop("bench", what, *NANO[what], "--repeats", "2", "--json")
     found = json.loads(done.stdout)
-    assert {"commit", "machine", "seed", "implementation", "compute_dtype", "busy_cores"} <= set(
+    assert {"commit", "machine", "seed", "form", "compute_dtype", "busy_cores"} <= set(
         found["provenance"]
     )
     cases = found.get("cases", [])
@@ -95,29 +98,29 @@ def test_a_peer_that_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(operator.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(native_library, "library", lambda: None)
     rules, missing = operator.rules_here()
-    assert list(rules) == ["chunked"]
+    assert list(rules) == ["torch"]
     assert missing == ["native", "transformers", "fla_naive"]
 
 
 def test_what_computes_something_else_is_not_timed(monkeypatch):
-    wrong = operator.ours("chunked")
+    wrong = operator.ours("torch")
 
     def off(inputs):
         output, state = wrong(inputs)
         return output + 1e-2, state
 
-    monkeypatch.setattr(operator, "rules_here", lambda: ({"chunked": wrong, "off": off}, []))
+    monkeypatch.setattr(operator, "rules_here", lambda: ({"torch": wrong, "off": off}, []))
     with pytest.raises(FloatingPointError, match="tiny: off computes something else"):
         operator.measure_operator("tiny", (1, 20, 1, 8), repeats=1)
 
 
 def test_a_wrong_gradient_is_not_timed(monkeypatch):
-    right = operator.ours("chunked")
+    right = operator.ours("torch")
 
     def off(inputs):
         return right(inputs | {"key": inputs["key"].detach() + 0 * inputs["key"]})
 
-    monkeypatch.setattr(operator, "rules_here", lambda: ({"chunked": right, "off": off}, []))
+    monkeypatch.setattr(operator, "rules_here", lambda: ({"torch": right, "off": off}, []))
     with pytest.raises(FloatingPointError, match="tiny: off computes something else"):
         operator.measure_operator("tiny", (1, 20, 1, 8), repeats=1)
 
@@ -130,9 +133,9 @@ def test_what_is_no_number_is_not_close():
 def test_a_wrong_gradient_of_one_small_weight_stops_the_training_benchmark(monkeypatch):
     real = training._gradients
 
-    def off(config, compute_dtype, implementation):
-        found = real(config, compute_dtype, implementation)
-        if implementation == "native":
+    def off(config, compute_dtype, form):
+        found = real(config, compute_dtype, form)
+        if form == "native":
             found["layers.0.mixer.A_log"] = found["layers.0.mixer.A_log"] * 1.01
         return found
 
@@ -184,7 +187,7 @@ def test_core_is_timed_against_every_sequence_whole():
     assert 0 < low <= found["plain_over_shared"] <= high
     assert found["tokens_shared"] < found["tokens_plain"]
     assert found["work_limit"] > found["tokens_plain"] / found["tokens_shared"]
-    assert {"commit", "machine", "implementation", "busy_cores"} <= set(found["provenance"])
+    assert {"commit", "machine", "form", "busy_cores"} <= set(found["provenance"])
     assert len(found["bundle"]) == len(found["tokenizer"]) == 64
 
 

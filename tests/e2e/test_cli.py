@@ -14,7 +14,8 @@ import sentencepiece
 from command_line import COMMAND, mixerloop, refused
 from mixerloop import runs
 from mixerloop.data.tokenizer import train_tokenizer
-from mixerloop.ops.gated_delta_rule import choose_implementation
+from mixerloop.files import check_seal, seal_folder
+from mixerloop.ops.gated_delta_rule import choose_form
 
 
 def hear_interrupts():
@@ -65,9 +66,9 @@ def test_describe_shows_people_the_paper_beside_ours():
 def test_a_fresh_run_says_where_it_came_from(fresh):
     provenance = json.loads((fresh / runs.PROVENANCE).read_text())
     assert provenance["seed"] == 1337
-    assert provenance["implementation"] == choose_implementation("auto")
+    assert provenance["form"] == choose_form("auto")
     assert (fresh / runs.CONFIG).exists()
-    runs.check_seal(fresh / "checkpoints" / "step-0")
+    check_seal(fresh / "checkpoints" / "step-0")
 
 
 def test_generate_continues_token_ids_the_same_way_twice(fresh):
@@ -77,7 +78,7 @@ def test_generate_continues_token_ids_the_same_way_twice(fresh):
     assert shown.stdout.split() == [str(token) for token in first["tokens"]]
     assert "tokens/s" in shown.stderr
     assert first["schedule"] == first["run_schedule"] == "4x(A4 F)"
-    assert first["implementation"] == choose_implementation("auto")
+    assert first["form"] == choose_form("auto")
     assert len(first["tokens"]) == 5
 
 
@@ -125,7 +126,7 @@ def test_bad_input_gets_one_line_and_exit_code_2(arguments, message, tmp_path, m
     [
         (["--prompt-tokens", 4096], "token id 4096 is outside the vocabulary of 4,096"),
         (["--prompt-tokens", 1, "--compute-dtype", "float13"], "unknown compute type 'float13'"),
-        (["--prompt-tokens", 1, "--implementation", "fast"], "unknown implementation 'fast'"),
+        (["--prompt-tokens", 1, "--form", "fast"], "unknown form 'fast'"),
         (["--prompt-tokens", 10**23], f"token id {10**23} is outside the vocabulary of 4,096"),
         (["--prompt-tokens", 1, "--seed", -1], "seed must be from 0"),
         (["--prompt-tokens", 1, "--max-tokens", 0], "--max-tokens must be at least 1"),
@@ -173,9 +174,9 @@ def test_a_stopped_init_leaves_nothing_behind(tmp_path, number, code):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_doctor_names_the_implementation_and_what_is_missing():
+def test_the_doctor_names_the_form_and_what_is_missing():
     found = json.loads(mixerloop("doctor", "--json").stdout)
-    assert found["implementation"] == ("native" if found["native_kernel"] else "chunked")
+    assert found["form"] == ("native" if found["native_kernel"] else "torch")
     assert found["machine"]["cores"] >= 1
     said = mixerloop("doctor").stdout
     assert "native kernel: " in said
@@ -218,7 +219,7 @@ def test_a_config_with_an_unknown_key_is_refused(fresh, tmp_path):
     with (checkpoint / runs.CONFIG).open("a") as config:
         config.write("num_pases = 3\n")
     assert "config.toml: damaged" in refused("generate", checkpoint, "--prompt-tokens", 1)
-    runs.seal(checkpoint)
+    seal_folder(checkpoint)
     assert "model: unknown key num_pases" in refused("generate", checkpoint, "--prompt-tokens", 1)
 
 

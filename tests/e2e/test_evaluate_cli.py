@@ -15,10 +15,10 @@ import sentencepiece
 
 import needs
 from command_line import mixerloop, refused
-from mixerloop import runs
 from mixerloop.data.hops import HopsSettings, write_hops
 from mixerloop.data.tokenizer import train_tokenizer
-from mixerloop.evaluation.core import evaluate
+from mixerloop.evaluation.core import asking
+from mixerloop.files import seal_folder
 from small_model import model_file, training_file
 
 BUNDLE = Path(__file__).parents[1] / "data" / "core_bundle"
@@ -143,11 +143,11 @@ def test_a_limit_is_marked_and_other_settings_are_not_mixed(run):
 BLOCK_EXAMPLES = 2
 SLOWLY = """
 import sys, time
-from mixerloop.evaluation.core import evaluate
+from mixerloop.evaluation.core import asking
 from mixerloop.evaluation.looped_scorer import LoopedScorer
 from mixerloop.cli.main import main
 
-evaluate.BLOCK_EXAMPLES = {block_examples}
+asking.BLOCK_EXAMPLES = {block_examples}
 score = LoopedScorer.score
 LoopedScorer.score = lambda self, questions: (time.sleep(0.3), score(self, questions))[1]
 sys.argv = ["mixerloop", "evaluate", "core", {run!r}, "--bundle", {bundle!r}]
@@ -167,7 +167,7 @@ def started_slowly(run):
 
 
 def test_a_killed_evaluation_goes_on_to_the_same_answers(run, monkeypatch):
-    monkeypatch.setattr(evaluate, "BLOCK_EXAMPLES", BLOCK_EXAMPLES)
+    monkeypatch.setattr(asking, "BLOCK_EXAMPLES", BLOCK_EXAMPLES)
     undisturbed = Path(shutil.copytree(run, run.with_name("undisturbed")))
     core(undisturbed)
     process = started_slowly(run)
@@ -252,7 +252,7 @@ def test_a_run_without_a_fitting_tokenizer_is_refused(tmp_path):
     (checkpoint / "tokenizer.model").write_bytes(
         train_tokenizer(Path(__file__).read_text().splitlines(), vocab_size=500)
     )
-    runs.seal(checkpoint)
+    seal_folder(checkpoint)
     line = refused("evaluate", "core", "other", *ask, cwd=tmp_path)
     assert "tokenizer.model: " in line
     assert "token ids do not fit the model's 300" in line

@@ -134,10 +134,10 @@ import numpy as np
 from mixerloop.config import ModelConfig
 from mixerloop.data.batches import Batch
 from mixerloop.model.initialization import fresh_model
-from mixerloop.training.engine import Engine
+from mixerloop.training.parallel import ParallelLoss
 from mixerloop.training.gradients import Computation, accumulate, clip
 from mixerloop.training.loss import SummedLoss
-from mixerloop.training.ranks import Ranks, joined, whole
+from mixerloop.training.parallel import Ranks, joined, whole
 
 config = ModelConfig(
     num_layers=2, d_model=32, num_heads=1, d_head=16, d_ffn=48, vocab_size=50,
@@ -150,7 +150,7 @@ labels[5] = -100
 
 def step(ranks, parallel, micro_batch):
     model = fresh_model(config, seed=1).double()
-    engine = Engine(SummedLoss(model), ranks=ranks, parallel=parallel)
+    engine = ParallelLoss(SummedLoss(model), ranks=ranks, parallel=parallel)
     share = 8 // ranks.num_ranks
     mine = slice(ranks.rank * share, (ranks.rank + 1) * share)
     computation = Computation(micro_batch=micro_batch, compute_dtype="float32", ranks=ranks)

@@ -7,15 +7,15 @@ import pytest
 from mixerloop.config import DataConfig, RunConfig, TrainConfig, preset
 from mixerloop.data.hops import HopsSettings, write_hops
 from mixerloop.ops import native_library
-from mixerloop.training.ranks import Ranks
-from mixerloop.training.run_folder import begin
+from mixerloop.training.parallel import Ranks
+from mixerloop.training.run_setup import begin
 from mixerloop.training.trainer import Trainer
 
 SAME = 1e-6  # relative: instruction sets sum in different orders, and 1e-7 was seen between them
 STEPS = (1, 10, 20)
 NO_KERNEL = native_library.library() is None
-IMPLEMENTATIONS = [
-    "chunked",
+FORMS = [
+    "torch",
     pytest.param("native", marks=pytest.mark.skipif(NO_KERNEL, reason="no compiled kernel")),
 ]
 LOSSES = {
@@ -41,8 +41,8 @@ class Collect:
 
 
 @pytest.mark.parametrize("loop", LOSSES)
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_twenty_steps_always_lose_the_same(loop, implementation, tmp_path):
+@pytest.mark.parametrize("form", FORMS)
+def test_twenty_steps_always_lose_the_same(loop, form, tmp_path):
     write_hops(tmp_path / "data", HopsSettings())
     config = RunConfig(
         model=replace(preset("nano"), schedule=loop),
@@ -54,7 +54,7 @@ def test_twenty_steps_always_lose_the_same(loop, implementation, tmp_path):
             warmup_steps=5,
             peak_lr=1e-3,
             compute_dtype="float32",
-            implementation=implementation,
+            form=form,
             evaluate_windows=1,
         ),
     )

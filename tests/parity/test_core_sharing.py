@@ -9,8 +9,8 @@ import pytest
 import needs
 from mixerloop.config import ModelConfig
 from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
+from mixerloop.evaluation.core.asking import answers, asked
 from mixerloop.evaluation.core.bundle import VARIABLE, Bundle
-from mixerloop.evaluation.core.evaluate import answers, asked
 from mixerloop.evaluation.core.prompts import prompts
 from mixerloop.evaluation.looped_scorer import LoopedScorer
 from mixerloop.model.initialization import fresh_model

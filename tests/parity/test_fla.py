@@ -12,7 +12,7 @@ import torch
 
 import needs
 from mixerloop.ops import fla
-from mixerloop.ops.gated_delta_rule import choose_implementation, gated_delta_rule
+from mixerloop.ops.gated_delta_rule import choose_form, gated_delta_rule
 
 UNDER_INTERPRETER = """
 import itertools, sys, torch
@@ -23,11 +23,11 @@ from mixerloop.ops.gated_delta_rule import gated_delta_rule
 torch.set_grad_enabled(False)
 for seq, sizes in itertools.product((1, 5, 17), ((16, 16), (72, 72), (16, 40))):
     inputs = {k: v for k, v in make_inputs(seq=seq, sizes=sizes, batch=1).items() if v is not None}
-    wanted = gated_delta_rule(**inputs, implementation="recurrent")
+    wanted = gated_delta_rule(**inputs, form="definition")
     for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 2.0**-6)):
         tokens = {k: v.to(dtype) if v.ndim == 4 and k != "initial_state" else v.float()
                   for k, v in inputs.items()}
-        found = gated_delta_rule(**tokens, implementation="fla")
+        found = gated_delta_rule(**tokens, form="fla")
         assert found[0].dtype == dtype
         for one, other in zip(found, wanted, strict=True):
             error = (one.double() - other).abs().max() / other.abs().max().clamp_min(1)
@@ -55,14 +55,14 @@ def test_it_is_refused_on_a_cpu(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     one = torch.zeros(1, 1, 1, 2)
     gate = torch.zeros(1, 1, 1)
-    with pytest.raises(ValueError, match="fla needs a CUDA device; choose native or chunked"):
+    with pytest.raises(ValueError, match="fla needs a CUDA device; choose native or torch"):
         gated_delta_rule(
             query=one,
             key=one,
             value=one,
             log_decay=gate,
             write_strength=gate,
-            implementation="fla",
+            form="fla",
         )
 
 
@@ -71,24 +71,24 @@ def test_auto_on_cuda_is_fla_where_it_is_installed(monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: object() if found["fla"] else None
     )
-    assert choose_implementation("auto", "cuda") == "fla"
+    assert choose_form("auto", "cuda") == "fla"
     found["fla"] = False
-    assert choose_implementation("auto", "cuda") == "chunked"
+    assert choose_form("auto", "cuda") == "torch"
     with pytest.raises(ValueError, match=r"not installed: pip install 'mixerloop\[fla\]'"):
-        choose_implementation("fla", "cuda")
+        choose_form("fla", "cuda")
 
 
 def test_the_native_kernel_is_refused_on_cuda(monkeypatch):
     from mixerloop.ops import native_library
 
     monkeypatch.setattr(native_library, "library", lambda: object())
-    with pytest.raises(ValueError, match="native runs on CPUs; choose fla or chunked"):
-        choose_implementation("native", "cuda")
+    with pytest.raises(ValueError, match="native runs on CPUs; choose fla or torch"):
+        choose_form("native", "cuda")
 
 
 def test_float64_is_refused(monkeypatch):
     wide = torch.zeros(1, 1, 1, 2, dtype=torch.float64)
-    with pytest.raises(ValueError, match="fla computes in float32; choose chunked"):
+    with pytest.raises(ValueError, match="fla computes in float32; choose torch"):
         fla.fla_gated_delta_rule(
             query=wide,
             key=wide,

@@ -55,7 +55,7 @@ def random_case(generator, dtype):
     )
 
 
-def results(case, dtype, implementation):
+def results(case, dtype, form):
     """Outputs and all gradients, for tokens of one type and weights that are never narrow."""
     wide = torch.promote_types(dtype, torch.float32)
     tokens = [x.to(dtype).requires_grad_() for x in case[0]]
@@ -65,7 +65,7 @@ def results(case, dtype, implementation):
         Projected(*tokens),
         MixingWeights(*weights),
         norm_eps=NORM_EPS,
-        implementation=implementation,
+        form=form,
         memory=states[0],
         conv_history=states[1],
     )
@@ -82,7 +82,7 @@ def rounded(case, dtype):
 
 
 def largest_error(case, dtype):
-    wanted = results(rounded(case, dtype), torch.float64, "recurrent")
+    wanted = results(rounded(case, dtype), torch.float64, "definition")
     got = results(case, dtype, "native")
     return max(
         ((one.double() - other).abs().max() / other.abs().max().clamp_min(1)).item()
@@ -125,7 +125,7 @@ def test_a_sequence_can_stop_and_go_on(cut):
             Projected(*(x[:, part] for x in tokens)),
             MixingWeights(*weights),
             norm_eps=NORM_EPS,
-            implementation="native",
+            form="native",
             memory=memory,
             conv_history=history,
         )
@@ -168,7 +168,7 @@ def test_torch_knows_the_operator():
     )
 
 
-@pytest.mark.parametrize("implementation", ["native", "chunked"])
+@pytest.mark.parametrize("form", ["native", "torch"])
 @pytest.mark.parametrize(
     ("name", "cut", "message"),
     [
@@ -178,7 +178,7 @@ def test_torch_knows_the_operator():
         ("gate", lambda x: x[:, :0], "the sequence is empty"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(name, cut, message, implementation):
+def test_what_does_not_fit_is_refused_by_name(name, cut, message, form):
     tokens, weights, (memory, history) = make_case()
     projected = Projected(*tokens)
     states = {"memory": memory, "conv_history": history}
@@ -191,7 +191,7 @@ def test_what_does_not_fit_is_refused_by_name(name, cut, message, implementation
             projected,
             MixingWeights(*weights),
             norm_eps=NORM_EPS,
-            implementation=implementation,
+            form=form,
             memory=states["memory"],
             conv_history=states["conv_history"],
         )
@@ -209,7 +209,7 @@ def test_tokens_can_be_traced(seq):
             Projected(*fake[:4]),
             MixingWeights(*fake[4:]),
             norm_eps=NORM_EPS,
-            implementation="native",
+            form="native",
         )
     assert output.shape == (2, seq, 48)
     assert memory.shape == (2, 2, 24, 24)

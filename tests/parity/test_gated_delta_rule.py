@@ -1,4 +1,4 @@
-"""Every implementation of the gated delta rule against the float64 definition.
+"""Every form of the gated delta rule against the float64 definition.
 
 Errors are taken relative to the largest value of a tensor, and never below one: outputs and
 gradients are sums of terms of order one, and what cancels leaves rounding of that size behind.
@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 import needs
 from mixerloop.ops import chunked
-from mixerloop.ops.gated_delta_rule import choose_implementation, gated_delta_rule
+from mixerloop.ops.gated_delta_rule import choose_form, gated_delta_rule
 
-FAST_IMPLEMENTATIONS = ["chunked", pytest.param("native", marks=needs.KERNEL.mark)]
-IMPLEMENTATIONS = ["recurrent", *FAST_IMPLEMENTATIONS]
+FAST_FORMS = ["torch", pytest.param("native", marks=needs.KERNEL.mark)]
+FORMS = ["definition", *FAST_FORMS]
 LONG = 1000  # two seconds of the definition, and so slow but for the smallest heads
 LENGTHS = [1, 63, 64, 65, LONG]
 HEAD_SIZES = [(16, 16), (64, 64), (72, 72), (128, 128), (16, 40)]
@@ -83,10 +83,10 @@ def make_inputs(
     return inputs
 
 
-def run(inputs, implementation):
+def run(inputs, form):
     """Output, final state and the gradient of every input for fixed cotangents."""
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in inputs.items()}
-    output, state = gated_delta_rule(**leaves, implementation=implementation)
+    output, state = gated_delta_rule(**leaves, form=form)
     generator = torch.Generator().manual_seed(0)
     d_output = torch.randn(output.shape, generator=generator, dtype=torch.float64)
     d_state = torch.randn(state.shape, generator=generator, dtype=torch.float64)
@@ -106,7 +106,7 @@ def run(inputs, implementation):
 def oracle(case, dtype):
     """The definition in float64, on the values that the type under test can hold."""
     inputs = {name: tensor.to(dtype).double() for name, tensor in make_inputs(**dict(case)).items()}
-    return inputs, run(inputs, "recurrent")
+    return inputs, run(inputs, "definition")
 
 
 def assert_close(got, wanted, tolerance):
@@ -117,12 +117,12 @@ def assert_close(got, wanted, tolerance):
         assert error <= tolerance * max(1.0, reference.abs().max().item()), f"{name}: {error:.2e}"
 
 
-@pytest.mark.parametrize("implementation", FAST_IMPLEMENTATIONS)
+@pytest.mark.parametrize("form", FAST_FORMS)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("case", CASES_BY_TIER, ids=lambda c: "-".join(map(str, c.values())))
-def test_outputs_state_and_gradients_match_the_definition(case, dtype, implementation):
+def test_outputs_state_and_gradients_match_the_definition(case, dtype, form):
     inputs, wanted = oracle(tuple(case.items()), dtype)
-    got = run({name: tensor.to(dtype) for name, tensor in inputs.items()}, implementation)
+    got = run({name: tensor.to(dtype) for name, tensor in inputs.items()}, form)
     assert got["output"].dtype == dtype
     assert got["state"].dtype == torch.promote_types(dtype, torch.float32)
     assert_close(got, wanted, TOLERANCE[dtype])
@@ -135,7 +135,7 @@ def test_gradients_match_finite_differences(monkeypatch, seq):
     leaves = [tensor.requires_grad_() for tensor in inputs.values()]
 
     def rule(*tensors):
-        return gated_delta_rule(**dict(zip(NAMES, tensors, strict=True)), implementation="chunked")
+        return gated_delta_rule(**dict(zip(NAMES, tensors, strict=True)), form="torch")
 
     assert torch.autograd.gradcheck(rule, leaves)
 
@@ -155,41 +155,39 @@ def test_chunks_and_tiles_of_any_size_give_the_same_values(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunked, "CHUNK_TOKENS", chunk_tokens)
         patch.setattr(chunked, "TILE_TOKENS", tile_tokens)
-        got = run(inputs, "chunked")
-    assert_close(got, run(inputs, "recurrent"), TOLERANCE[torch.float64])
+        got = run(inputs, "torch")
+    assert_close(got, run(inputs, "definition"), TOLERANCE[torch.float64])
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_sequence_cut_anywhere_goes_on_from_its_state(implementation):
+@pytest.mark.parametrize("form", FORMS)
+def test_a_sequence_cut_anywhere_goes_on_from_its_state(form):
     inputs = make_inputs(seq=130)
     state = inputs.pop("initial_state")
-    whole, final = gated_delta_rule(**inputs, initial_state=state, implementation=implementation)
+    whole, final = gated_delta_rule(**inputs, initial_state=state, form=form)
     pieces = []
     for start, stop in itertools.pairwise([0, 1, 65, 66, 130]):
         piece = {name: tensor[:, start:stop] for name, tensor in inputs.items()}
-        output, state = gated_delta_rule(
-            **piece, initial_state=state, implementation=implementation
-        )
+        output, state = gated_delta_rule(**piece, initial_state=state, form=form)
         pieces.append(output)
     torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=0, atol=1e-10)
     torch.testing.assert_close(state, final, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("implementation", FAST_IMPLEMENTATIONS)
-def test_autocast_does_not_reach_into_the_rule_or_its_backward(implementation):
+@pytest.mark.parametrize("form", FAST_FORMS)
+def test_autocast_does_not_reach_into_the_rule_or_its_backward(form):
     inputs = {name: tensor.float() for name, tensor in make_inputs(seq=65).items()}
-    alone = run(inputs, implementation)
+    alone = run(inputs, form)
     with torch.autocast("cpu", torch.bfloat16):
-        inside = run(inputs, implementation)
+        inside = run(inputs, form)
     for name, tensor in alone.items():
         assert torch.equal(inside[name], tensor), name
 
 
 def test_autocast_does_not_reach_into_the_definition():
     inputs = {name: tensor.float() for name, tensor in make_inputs(seq=65).items()}
-    alone = gated_delta_rule(**inputs, implementation="recurrent")
+    alone = gated_delta_rule(**inputs, form="definition")
     with torch.autocast("cpu", torch.bfloat16):
-        inside = gated_delta_rule(**inputs, implementation="recurrent")
+        inside = gated_delta_rule(**inputs, form="definition")
     assert torch.equal(inside[0], alone[0])
     assert torch.equal(inside[1], alone[1])
 
@@ -208,27 +206,27 @@ def test_autocast_does_not_reach_into_the_definition():
 def test_inputs_that_do_not_fit_are_named(change, message):
     inputs = make_inputs(seq=5, sizes=(4, 4), batch=1, heads=2) | change
     with pytest.raises(ValueError, match=message):
-        gated_delta_rule(**inputs, implementation="chunked")
+        gated_delta_rule(**inputs, form="torch")
 
 
 def test_an_empty_sequence_is_refused():
     with pytest.raises(ValueError, match="the sequence is empty"):
-        gated_delta_rule(**make_inputs(seq=0), implementation="chunked")
+        gated_delta_rule(**make_inputs(seq=0), form="torch")
 
 
 def test_one_wide_input_makes_the_sums_wide():
     inputs = make_inputs(seq=65)
-    exact, state = gated_delta_rule(**inputs, implementation="chunked")
+    exact, state = gated_delta_rule(**inputs, form="torch")
     inputs["value"] = inputs["value"].float()
-    near, near_state = gated_delta_rule(**inputs, implementation="auto")
+    near, near_state = gated_delta_rule(**inputs, form="auto")
     assert near.dtype == torch.float32
     assert state.dtype == near_state.dtype == torch.float64
     torch.testing.assert_close(near.double(), exact, rtol=0, atol=1e-6)
 
 
-def test_an_unknown_implementation_is_refused():
-    with pytest.raises(ValueError, match="unknown implementation 'fast'; known: auto, recurrent"):
-        choose_implementation("fast")  # pyright: ignore[reportArgumentType]
+def test_an_unknown_form_is_refused():
+    with pytest.raises(ValueError, match="unknown form 'fast'; known: auto, definition"):
+        choose_form("fast")  # pyright: ignore[reportArgumentType]
 
 
 # --- peers: other people's code for the same rule -----------------------------------------------
@@ -271,7 +269,7 @@ PEERS = {
 def test_others_who_wrote_this_rule_agree(peer, seq):
     run_peer = PEERS[peer]()
     inputs = {name: tensor.float() for name, tensor in make_inputs(seq=seq).items()}
-    ours, our_state = gated_delta_rule(**inputs, implementation="chunked")
+    ours, our_state = gated_delta_rule(**inputs, form="torch")
     inputs["query"] = (
         inputs["query"] * inputs["query"].shape[-1] ** 0.5
     )  # peers scale it themselves

@@ -9,7 +9,7 @@ import torch
 
 import needs
 from mixerloop.ops import native_library
-from mixerloop.ops.gated_delta_rule import choose_implementation, gated_delta_rule
+from mixerloop.ops.gated_delta_rule import choose_form, gated_delta_rule
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src" / "mixerloop" / "ops" / "native"
@@ -52,10 +52,10 @@ def random_case(generator):
     }
 
 
-def results(inputs, implementation):
+def results(inputs, form):
     """Outputs and gradients, of a cotangent that bfloat16 holds exactly."""
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in inputs.items()}
-    outputs = gated_delta_rule(**leaves, implementation=implementation)
+    outputs = gated_delta_rule(**leaves, form=form)
     generator = torch.Generator().manual_seed(0)
     given = [torch.randn(x.shape, generator=generator).bfloat16().to(x.dtype) for x in outputs]
     return [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), given)]
@@ -66,7 +66,7 @@ def largest_error(inputs, dtype):
     wide = torch.promote_types(dtype, torch.float32)
     types = {name: dtype if name in ("query", "key", "value") else wide for name in inputs}
     stored = {name: tensor.to(types[name]) for name, tensor in inputs.items()}
-    wanted = results({name: tensor.double() for name, tensor in stored.items()}, "recurrent")
+    wanted = results({name: tensor.double() for name, tensor in stored.items()}, "definition")
     got = results(stored, "native")
     return max(
         ((one.double() - other).abs().max() / other.abs().max().clamp_min(1)).item()
@@ -147,14 +147,14 @@ def test_the_kernel_reads_nothing_but_plain_memory():
 
 def test_without_the_kernel_auto_is_chunked_and_native_is_refused(monkeypatch):
     monkeypatch.setattr(native_library, "library", lambda: None)
-    assert choose_implementation("auto") == "chunked"
+    assert choose_form("auto") == "torch"
     with pytest.raises(ValueError, match=r"no compiled kernel; install mixerloop again"):
-        choose_implementation("native")
+        choose_form("native")
 
 
 @needs.KERNEL.mark
 def test_auto_is_native():
-    assert choose_implementation("auto") == "native"
+    assert choose_form("auto") == "native"
 
 
 @pytest.mark.slow

@@ -17,8 +17,8 @@ needs.package("transformers").or_skip()
 from transformers import AutoTokenizer
 
 from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
+from mixerloop.evaluation.core.asking import asked, questions
 from mixerloop.evaluation.core.bundle import VARIABLE, Bundle
-from mixerloop.evaluation.core.evaluate import asked, questions
 from mixerloop.interop.tokenizer_json import write_tokenizer
 
 PARTS = (

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import needs
-from mixerloop.config import Implementation
+from mixerloop.config import Form
 from mixerloop.ops.rms_norm import rms_norm
 
 pytestmark = needs.KERNEL.mark
@@ -23,11 +23,11 @@ def test_native_matches_torch(instruction_set, shape, scale, dtype):
     weight = torch.randn(shape[-1], dtype=torch.float64).to(wide)
     d_y = torch.randn(shape, dtype=torch.float64).to(dtype)
     found = []
-    kinds: dict[Implementation, torch.dtype] = {"native": wide, "chunked": torch.float64}
-    for implementation, kind in kinds.items():
-        out = dtype if implementation == "native" else torch.float64
+    kinds: dict[Form, torch.dtype] = {"native": wide, "torch": torch.float64}
+    for form, kind in kinds.items():
+        out = dtype if form == "native" else torch.float64
         leaves = [tensor.to(kind).requires_grad_() for tensor in (x, weight)]
-        y = rms_norm(*leaves, eps=EPS, implementation=implementation, dtype=out)
+        y = rms_norm(*leaves, eps=EPS, form=form, dtype=out)
         assert y.dtype == out
         found.append((y, *torch.autograd.grad(y, leaves, d_y.to(out))))
     for one, other in zip(*found, strict=True):
@@ -37,11 +37,11 @@ def test_native_matches_torch(instruction_set, shape, scale, dtype):
 def test_without_gradients_it_is_the_same_bit_for_bit():
     """That way goes past the dispatcher."""
     x, weight = torch.randn(3, 4, 40, requires_grad=True), torch.randn(40)
-    whole = rms_norm(x, weight, eps=EPS, implementation="native")
+    whole = rms_norm(x, weight, eps=EPS, form="native")
     assert whole.requires_grad
     with torch.no_grad():
-        assert torch.equal(rms_norm(x, weight, eps=EPS, implementation="native"), whole)
-        one = rms_norm(x[:, 1:2], weight, eps=EPS, implementation="native")
+        assert torch.equal(rms_norm(x, weight, eps=EPS, form="native"), whole)
+        one = rms_norm(x[:, 1:2], weight, eps=EPS, form="native")
     assert torch.equal(whole[:, 1:2], one)
 
 
@@ -49,7 +49,7 @@ def test_those_who_watch_see_the_operator():
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def normed(x):
-        return rms_norm(x, weight, eps=EPS, implementation="native")
+        return rms_norm(x, weight, eps=EPS, form="native")
 
     x, weight = torch.randn(3, 5, 40), torch.randn(40)
     with torch.no_grad():
@@ -64,10 +64,10 @@ def test_those_who_watch_see_the_operator():
             assert torch.equal(one(other), normed(other))
 
 
-@pytest.mark.parametrize("implementation", ["native", "chunked"])
-def test_a_weight_of_another_width_is_refused(implementation):
+@pytest.mark.parametrize("form", ["native", "torch"])
+def test_a_weight_of_another_width_is_refused(form):
     with pytest.raises(ValueError, match=r"a weight of \(8,\) does not fit \(3, 32\)"):
-        rms_norm(torch.ones(3, 32), torch.ones(8), eps=EPS, implementation=implementation)
+        rms_norm(torch.ones(3, 32), torch.ones(8), eps=EPS, form=form)
 
 
 def test_torch_knows_the_operator():

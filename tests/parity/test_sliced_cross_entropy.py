@@ -8,8 +8,8 @@ import needs
 from mixerloop.ops import sliced_cross_entropy as module
 from mixerloop.ops.sliced_cross_entropy import NOT_SCORED, sliced_cross_entropy, token_losses
 
-IMPLEMENTATIONS = [
-    "chunked",
+FORMS = [
+    "torch",
     pytest.param(
         "native",
         marks=needs.KERNEL.mark,
@@ -32,14 +32,14 @@ def whole(x, weight, labels):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 100])
-def test_loss_and_gradients_match_the_whole(monkeypatch, num_tokens, implementation, dtype):
+def test_loss_and_gradients_match_the_whole(monkeypatch, num_tokens, form, dtype):
     monkeypatch.setattr(module, "SLICE_TOKENS", 16)
     x, weight, labels = make_inputs(num_tokens, dtype)
     wide = [tensor.detach().double().requires_grad_() for tensor in (x, weight)]
     expected = whole(wide[0], wide[1], labels)
-    loss = sliced_cross_entropy(x=x, weight=weight, labels=labels, implementation=implementation)
+    loss = sliced_cross_entropy(x=x, weight=weight, labels=labels, form=form)
     assert loss.item() == pytest.approx(expected.item(), rel=TOLERANCE[dtype], abs=1e-12)
     got = torch.autograd.grad(3 * loss, [x, weight])
     wanted = torch.autograd.grad(3 * expected, wide)
@@ -56,25 +56,23 @@ def test_gradients_match_finite_differences(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_tokens_without_a_label_have_no_loss_and_no_gradient(implementation):
+@pytest.mark.parametrize("form", FORMS)
+def test_tokens_without_a_label_have_no_loss_and_no_gradient(form):
     x, weight, labels = make_inputs(20, torch.float64)
     labels[:] = NOT_SCORED
-    loss = sliced_cross_entropy(x=x, weight=weight, labels=labels, implementation=implementation)
+    loss = sliced_cross_entropy(x=x, weight=weight, labels=labels, form=form)
     d_x, d_weight = torch.autograd.grad(loss, [x, weight])
     assert loss == 0
     assert not d_x.any()
     assert not d_weight.any()
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_autocast_rounds_the_products_and_nothing_else(implementation):
+@pytest.mark.parametrize("form", FORMS)
+def test_autocast_rounds_the_products_and_nothing_else(form):
     x, weight, labels = make_inputs(200, torch.float32)
     exact = sliced_cross_entropy(x=x, weight=weight, labels=labels)
     with torch.autocast("cpu", torch.bfloat16):
-        near = sliced_cross_entropy(
-            x=x, weight=weight, labels=labels, implementation=implementation
-        )
+        near = sliced_cross_entropy(x=x, weight=weight, labels=labels, form=form)
     assert near.dtype == torch.float32
     assert near != exact
     assert near.item() == pytest.approx(exact.item(), rel=2.0**-8)
@@ -135,8 +133,8 @@ def test_rows_on_every_instruction_set(instruction_set, dtype):
     assert torch.equal(module._native(place, labels, False), losses)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_without_gradients_none_are_computed(monkeypatch, implementation):
+@pytest.mark.parametrize("form", FORMS)
+def test_without_gradients_none_are_computed(monkeypatch, form):
     asked = []
     for name in ("_torch", "_native", "_run_native"):
         real = getattr(module, name)
@@ -148,9 +146,7 @@ def test_without_gradients_none_are_computed(monkeypatch, implementation):
         monkeypatch.setattr(module, name, watch)
     x, weight, labels = make_inputs(20, torch.float32)
     with torch.no_grad():
-        loss = sliced_cross_entropy(
-            x=x, weight=weight, labels=labels, implementation=implementation
-        )
+        loss = sliced_cross_entropy(x=x, weight=weight, labels=labels, form=form)
     assert asked == [False]
     assert not loss.requires_grad
 
@@ -165,14 +161,12 @@ def test_torch_knows_the_operator():
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("num_tokens", [1, 16, 17, 100])
-def test_each_tokens_own_loss_and_largest_logit(monkeypatch, num_tokens, implementation, dtype):
+def test_each_tokens_own_loss_and_largest_logit(monkeypatch, num_tokens, form, dtype):
     monkeypatch.setattr(module, "SLICE_TOKENS", 16)
     x, weight, labels = make_inputs(num_tokens, dtype)
-    losses, most_likely = token_losses(
-        x=x, weight=weight, labels=labels, implementation=implementation
-    )
+    losses, most_likely = token_losses(x=x, weight=weight, labels=labels, form=form)
     logits = F.linear(x.detach().double(), weight.detach().double())
     expected = F.cross_entropy(logits, labels, reduction="none")
     torch.testing.assert_close(

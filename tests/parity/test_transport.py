@@ -9,19 +9,19 @@ import torch
 from mixerloop.model.initialization import fresh_model
 from mixerloop.schedule import LOOPS, Occurrence, mixer_loop
 from mixerloop.transport.executor import shared_residuals
-from mixerloop.transport.metrics import itr, marginal_itr
+from mixerloop.transport.figures import summarise, summarise_removals
+from mixerloop.transport.geometry import itr, marginal_itr
 from mixerloop.transport.noise import noise_floor
 from mixerloop.transport.policies import (
     first_difference,
+    intact,
     mixer_passes,
-    native,
     restored,
     skipped,
     swapped,
 )
 from mixerloop.transport.removal import removal_costs, spearman
-from mixerloop.transport.summary import summarise, summarise_removals
-from mixerloop.transport.trajectory import measure
+from mixerloop.transport.trajectories import measure
 from mixerloop.transport.windows import Windows, spread_positions
 
 TOLERANCE = 1e-6
@@ -48,9 +48,9 @@ def model_of(tiny, schedule, *, pass_residual="none", scale=4.0):
     return model
 
 
-def by_definition(model, windows, layer, num_native):
+def by_definition(model, windows, layer, num_intact):
     """Square roots of the probabilities under a policy, with the model's own arguments."""
-    off = mixer_passes(model.schedule, layer)[num_native:]
+    off = mixer_passes(model.schedule, layer)[num_intact:]
     with torch.no_grad():
         logits = model(
             torch.from_numpy(windows.tokens),
@@ -78,7 +78,7 @@ def test_shared_and_plain_agree_in_every_number(tiny, schedule):
 def test_all_passes_restored_is_the_model_bit_for_bit(tiny, schedule, engine):
     model = model_of(tiny, schedule)
     found = measure(model, windows_of(tiny.vocab_size, num=20), engine=engine)
-    assert found.native_max_abs_error == 0.0
+    assert found.intact_max_abs_error == 0.0
 
 
 def test_sums_are_those_of_the_definition(tiny):
@@ -107,13 +107,13 @@ def test_a_learned_pass_residual_goes_along(tiny, unit):
     windows = windows_of(tiny.vocab_size)
     shared, plain = (measure(model, windows, engine=engine) for engine in ("shared", "plain"))
     np.testing.assert_allclose(shared.gram, plain.gram, atol=TOLERANCE)
-    assert shared.native_max_abs_error == 0.0
+    assert shared.intact_max_abs_error == 0.0
     expected = by_definition(model, windows, 1, 1)
-    policy = restored(model.schedule, layer=1, num_native=1)
+    policy = restored(model.schedule, layer=1, num_intact=1)
     tokens, positions = map(torch.from_numpy, (windows.tokens, windows.positions))
     with torch.no_grad():
         _, (found,) = shared_residuals(
-            model, tokens, positions, [policy], native=native(model.schedule)
+            model, tokens, positions, [policy], intact=intact(model.schedule)
         )
         got = model.read_out(found).double().log_softmax(-1)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
@@ -126,12 +126,12 @@ def test_skipping_and_swapping_share_their_beginning_too(tiny, schedule):
     policies = [
         *(skipped(order, one) for one in order),
         *(swapped(order, one) for one in order if one.sublayer == "ffn"),
-        native(order),
+        intact(order),
     ]
     windows = windows_of(tiny.vocab_size)
     tokens, positions = map(torch.from_numpy, (windows.tokens, windows.positions))
     with torch.no_grad():
-        _, shared = shared_residuals(model, tokens, positions, policies, native=native(order))
+        _, shared = shared_residuals(model, tokens, positions, policies, intact=intact(order))
         for policy, one in zip(policies, shared, strict=True):
             left = tuple(step.occurrence for step in policy if step.mark != "skipped")
             whole, _ = model.walk(model.embed(tokens), left)
@@ -140,11 +140,11 @@ def test_skipping_and_swapping_share_their_beginning_too(tiny, schedule):
 
 def test_policies_are_marked_schedules():
     order = mixer_loop(2, 3)
-    assert restored(order, layer=1, num_native=3) == native(order)
-    policy = restored(order, layer=1, num_native=1)
+    assert restored(order, layer=1, num_intact=3) == intact(order)
+    policy = restored(order, layer=1, num_intact=1)
     off = [step.occurrence for step in policy if step.mark == "context_off"]
     assert off == [Occurrence(1, "mixer", 1), Occurrence(1, "mixer", 2)]
-    assert first_difference(policy, native(order)) == order.index(Occurrence(1, "mixer", 1))
+    assert first_difference(policy, intact(order)) == order.index(Occurrence(1, "mixer", 1))
     ffn = Occurrence(0, "ffn", 0)
     assert [step.occurrence for step in swapped(order, ffn)][2:4] == [ffn, order[2]]
 
@@ -154,7 +154,7 @@ def test_a_policy_that_would_touch_nothing_is_refused():
     with pytest.raises(ValueError, match=r"layer5\.ffn\.pass0 is not in the schedule"):
         skipped(order, Occurrence(5, "ffn", 0))
     with pytest.raises(ValueError, match="layer 1 makes 3 mixer passes, not 4"):
-        restored(order, layer=1, num_native=4)
+        restored(order, layer=1, num_intact=4)
     with pytest.raises(ValueError, match="does not follow the other sublayer"):
         swapped(order, Occurrence(0, "mixer", 1))
 

@@ -71,7 +71,7 @@ def test_state_bytes_are_those_of_a_real_decode_state(tiny, name):
 @pytest.mark.parametrize("name", LOOPS)
 def test_activation_bytes_are_those_autograd_keeps_for_a_whole_walk(tiny, name):
     config = replace(tiny, schedule=name)
-    model = fresh_model(config, seed=0, implementation="chunked")
+    model = fresh_model(config, seed=0, form="torch")
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept = {}
 

@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from mixerloop import runs
 from mixerloop.config import RunConfig
+from mixerloop.files import seal_folder
 from mixerloop.model.checkpoint import WEIGHTS, load_model, save_model
 from mixerloop.model.initialization import fresh_model
 from mixerloop.schedule import LOOPS
@@ -21,7 +22,7 @@ def saved(tiny, tmp_path):
 def save(config, folder):
     folder.mkdir()
     save_model(folder, fresh_model(config, seed=0), RunConfig(model=config))
-    runs.seal(folder)
+    seal_folder(folder)
     return folder
 
 
@@ -29,7 +30,7 @@ def rewrite(folder, change):
     tensors = load_file(folder / WEIGHTS)
     change(tensors)
     save_file(tensors, folder / WEIGHTS)
-    runs.seal(folder)
+    seal_folder(folder)
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -63,11 +64,11 @@ def test_a_config_of_another_size_is_refused_before_memory_is_asked_for(saved):
     text = config.read_text()
     for size in (21, 16_000_000):
         config.write_text(text.replace("d_model = 20", f"d_model = {size}"))
-        runs.seal(saved)
+        seal_folder(saved)
         with pytest.raises(ValueError, match=r"embedding\.weight has the shape \[50, 20\], not"):
             load_model(saved)
     config.write_text(text.replace("d_model = 20", f"d_model = {10**20}"))
-    runs.seal(saved)
+    seal_folder(saved)
     with pytest.raises(ValueError, match="d_model must be from 1 to"):
         load_model(saved)
 
@@ -96,7 +97,7 @@ def test_a_truncated_checkpoint_is_named_and_refused(saved):
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(ValueError, match=f"{WEIGHTS}: damaged, .* bytes instead of"):
         load_model(saved)
-    runs.seal(saved)  # truncated before it was sealed: the format itself must notice
+    seal_folder(saved)  # truncated before it was sealed: the format itself must notice
     with pytest.raises(ValueError, match=f"{WEIGHTS}: not a readable safetensors file"):
         load_model(saved)
 
@@ -123,7 +124,7 @@ def test_a_pickle_in_the_place_of_weights_is_refused_and_never_run(saved, tmp_pa
             return (open, (str(tmp_path / "sprung"), "w"))
 
     (saved / WEIGHTS).write_bytes(pickle.dumps(Trap()))
-    runs.seal(saved)
+    seal_folder(saved)
     with pytest.raises(ValueError, match="not a readable safetensors file"):
         load_model(saved)
     assert not (tmp_path / "sprung").exists()

@@ -5,7 +5,7 @@ import pytest
 
 from mixerloop import config
 from mixerloop.config import PRESETS, ModelConfig, RunConfig, preset, run_config
-from mixerloop.strict import from_dict
+from mixerloop.parsing import from_dict
 
 
 def test_a_preset_fills_in_what_is_not_given():

@@ -179,24 +179,24 @@ def test_what_does_not_fit_the_state_is_refused(tiny, call, message):
         call(model, start(model, batch=2))
 
 
-@pytest.mark.parametrize("implementation", ["recurrent", "chunked", "native"])
+@pytest.mark.parametrize("form", ["definition", "torch", "native"])
 @pytest.mark.parametrize(("d_value", "negative"), [(12, False), (None, True), (4, True)])
 def test_values_of_another_width_and_larger_writes_have_one_meaning(
-    tiny, tokens, implementation, d_value, negative
+    tiny, tokens, form, d_value, negative
 ):
     """Forward, gradients and token by token agree with the definition in float64."""
-    if implementation == "native":
+    if form == "native":
         needs.KERNEL.or_skip()
     config = replace(tiny, d_value=d_value, negative_eigenvalues=negative)
 
-    def made(implementation, dtype):
-        model = fresh_model(config, seed=0, implementation=implementation).to(dtype)
+    def made(form, dtype):
+        model = fresh_model(config, seed=0, form=form).to(dtype)
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 parameter.data *= 4
         return model
 
-    defined, model = made("recurrent", torch.float64), made(implementation, torch.float32)
+    defined, model = made("definition", torch.float64), made(form, torch.float32)
     expected, got = defined(tokens), model(tokens)
     assert expected.std() > 0.1
     torch.testing.assert_close(got.double(), expected, rtol=0, atol=3e-4)

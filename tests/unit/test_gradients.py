@@ -11,11 +11,10 @@ import needs
 from mixerloop.data.batches import Batch
 from mixerloop.model.initialization import fresh_model
 from mixerloop.schedule import LOOPS
-from mixerloop.training.engine import Engine
 from mixerloop.training.gradients import Computation, accumulate, clip
 from mixerloop.training.loss import SummedLoss
 from mixerloop.training.optimizer import hold_what_never_runs, make_optimizer
-from mixerloop.training.ranks import Ranks
+from mixerloop.training.parallel import ParallelLoss, Ranks
 
 SAME = 1e-10  # float64, relative to the largest value: sums in another order
 CLIP = 0.1  # below the norm this gradient has
@@ -36,7 +35,7 @@ def batch():
 
 def updated(config, batch, *, micro_batch, recompute=False, dtype=torch.float64):
     model = fresh_model(config, seed=1).to(dtype)
-    engine = Engine(SummedLoss(model, recompute=recompute), ranks=Ranks(), parallel="ddp")
+    engine = ParallelLoss(SummedLoss(model, recompute=recompute), ranks=Ranks(), parallel="ddp")
     optimizer = make_optimizer(model, peak_lr=1e-2, weight_decay=0.1)
     computation = Computation(micro_batch=micro_batch, compute_dtype="float32", ranks=Ranks())
     summed, scored = accumulate(engine, batch, computation)
@@ -116,7 +115,7 @@ def test_weights_that_never_run_are_left_alone(tiny, batch):
     model = fresh_model(replace(tiny, schedule="3x(A)"), seed=1)
     hold_what_never_runs(model)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    engine = Engine(SummedLoss(model), ranks=Ranks(), parallel="ddp")
+    engine = ParallelLoss(SummedLoss(model), ranks=Ranks(), parallel="ddp")
     optimizer = make_optimizer(model, peak_lr=1e-2, weight_decay=0.1)
     computation = Computation(micro_batch=8, compute_dtype="float32", ranks=Ranks())
     accumulate(engine, batch, computation)

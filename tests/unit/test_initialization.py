@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from mixerloop.config import preset
-from mixerloop.model.gated_delta_net import GatedDeltaNet
 from mixerloop.model.initialization import fresh_model
+from mixerloop.model.mixers.gated_delta_net import GatedDeltaNet
 
 
 @pytest.fixture(scope="module")

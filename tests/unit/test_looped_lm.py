@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mixerloop.model.gated_delta_net import GatedDeltaNet
 from mixerloop.model.initialization import fresh_model
+from mixerloop.model.mixers.gated_delta_net import GatedDeltaNet
 from mixerloop.notation import parse, resolve
 from mixerloop.ops.gated_delta_mixing import rule_inputs
 from mixerloop.schedule import LOOPS, Occurrence, full_loop, mixer_loop, no_loop

@@ -143,8 +143,8 @@ def test_weights_and_biases_names_the_extra(place, without_any, begun):
     assert (place / "run").exists() == begun
 
 
-def test_the_implementation_of_fla_names_the_extra(place, without_any):
-    line = refused("train", "small.toml", "--train.implementation", "fla", cwd=place)
+def test_the_form_fla_names_the_extra(place, without_any):
+    line = refused("train", "small.toml", "--train.form", "fla", cwd=place)
     assert line.endswith("flash-linear-attention is not installed: pip install 'mixerloop[fla]'")
 
 

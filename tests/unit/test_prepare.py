@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mixerloop import runs
 from mixerloop.data import prepare as preparing
+from mixerloop.data import shards
 from mixerloop.data.batches import TokenWindows
 from mixerloop.data.prepare import (
     WORD_MARK,
@@ -23,6 +24,7 @@ from mixerloop.data.prepare import (
 from mixerloop.data.shards import TokenSplit, read_manifest, token_dtype, verify, write_shard
 from mixerloop.data.sources import Source, SourceFile, text_files
 from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
+from mixerloop.files import file_sha256, write_file
 
 SMALL_PIECE = 2**14
 WORDS = ["a", "tale", "of", "the", "old", "king", "who", "went", "far", "over", "hill", "and"]
@@ -219,7 +221,7 @@ def test_a_file_that_changed_since_it_was_read_is_read_again(
     bad.write_text('{"text": "b"}')
     manifest = run(source, tmp_path / "out", tokenizer_path, held_out_share=0.0)
     assert texts_of(tmp_path / "out", "train") == ["BBBB" * 5_000, "b"]
-    assert manifest.source["files"][0]["sha256"] == runs.sha256(first)
+    assert manifest.source["files"][0]["sha256"] == file_sha256(first)
 
 
 def test_training_files_changed_while_holding_out_are_kept_whole_and_kept_apart(
@@ -258,7 +260,7 @@ def test_killed_before_any_write_it_goes_on_to_the_same_bytes(
     tokenizer = tokenizer_path if given_tokenizer else None
     run(source, tmp_path / "whole", tokenizer)
     expected = {p.name: p.read_bytes() for p in (tmp_path / "whole").iterdir()}
-    write_file, survived, deadly = runs.write_file, False, 0
+    survived, deadly = False, 0
     for deadly in range(20):
         folder, writes = tmp_path / f"killed-{deadly}", iter(range(100))
 
@@ -268,12 +270,14 @@ def test_killed_before_any_write_it_goes_on_to_the_same_bytes(
                 raise Killed
             write_file(path, content)
 
-        monkeypatch.setattr(runs, "write_file", write)
+        for module in (preparing, shards):
+            monkeypatch.setattr(module, "write_file", write)
         try:
             run(source, folder, tokenizer)
             survived = True
         except Killed:
-            monkeypatch.setattr(runs, "write_file", write_file)
+            for module in (preparing, shards):
+                monkeypatch.setattr(module, "write_file", write_file)
             run(source, folder, tokenizer)
         assert {p.name: p.read_bytes() for p in folder.iterdir()} == expected
         if survived:

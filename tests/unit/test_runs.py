@@ -4,13 +4,15 @@ import os
 import pytest
 
 from mixerloop import runs
+from mixerloop.files import check_seal, new_folder, seal_folder, write_file
+from mixerloop.provenance import collect_provenance
 
 
 def test_a_folder_appears_only_when_it_is_complete(tmp_path):
-    with pytest.raises(ZeroDivisionError), runs.new_folder(tmp_path / "run") as folder:
+    with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "run") as folder:
         (folder / "half").write_text(str(1 / 0))
     assert list(tmp_path.iterdir()) == []
-    with runs.new_folder(tmp_path / "run") as folder:
+    with new_folder(tmp_path / "run") as folder:
         (folder / "whole").write_text("written")
     assert (tmp_path / "run" / "whole").read_text() == "written"
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
@@ -20,17 +22,17 @@ def test_a_folder_inside_a_sealed_one_may_have_its_own_seal(tmp_path):
     inner = tmp_path / "inner"
     inner.mkdir()
     (inner / "file").write_text("x")
-    runs.seal(inner)
-    runs.seal(tmp_path)
-    runs.check_seal(tmp_path)
+    seal_folder(inner)
+    seal_folder(tmp_path)
+    check_seal(tmp_path)
     (inner / "contents.json").write_text("{}")
     with pytest.raises(ValueError, match="damaged"):
-        runs.check_seal(tmp_path)
+        check_seal(tmp_path)
 
 
 def test_of_two_who_make_one_folder_the_second_is_told(tmp_path):
     def both():
-        with runs.new_folder(tmp_path / "run"):
+        with new_folder(tmp_path / "run"):
             (tmp_path / "run").mkdir()
             (tmp_path / "run" / "first").write_text("x")
 
@@ -42,28 +44,28 @@ def test_of_two_who_make_one_folder_the_second_is_told(tmp_path):
 def test_a_file_is_written_through_a_link_and_never_over_a_device(tmp_path):
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    runs.write_file(tmp_path / "link", "new")
+    write_file(tmp_path / "link", "new")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real").read_text() == "new"
     os.mkfifo(tmp_path / "pipe")
     for place in ("pipe", ""):
         with pytest.raises(ValueError, match="exists and is not a file"):
-            runs.write_file(tmp_path / place, "new")
+            write_file(tmp_path / place, "new")
     with pytest.raises(ValueError, match="there is no folder"):
-        runs.write_file(tmp_path / "gone" / "file", "new")
+        write_file(tmp_path / "gone" / "file", "new")
 
 
 def test_a_folder_is_never_overwritten(tmp_path):
     (tmp_path / "run").mkdir()
-    with pytest.raises(ValueError, match="already exists"), runs.new_folder(tmp_path / "run"):
+    with pytest.raises(ValueError, match="already exists"), new_folder(tmp_path / "run"):
         pass
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "file"
-    runs.write_file(path, "old")
+    write_file(path, "old")
     with pytest.raises(TypeError):
-        runs.write_file(path, None)  # pyright: ignore[reportArgumentType]
+        write_file(path, None)  # pyright: ignore[reportArgumentType]
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
@@ -74,8 +76,8 @@ def sealed(tmp_path):
     folder.mkdir()
     (folder / "a").write_bytes(b"0123456789")
     (folder / "b").write_bytes(b"x")
-    runs.seal(folder)
-    runs.check_seal(folder)
+    seal_folder(folder)
+    check_seal(folder)
     return folder
 
 
@@ -114,7 +116,7 @@ def sealed(tmp_path):
 def test_damage_to_a_sealed_folder_is_named(sealed, damage, message):
     damage(sealed)
     with pytest.raises(ValueError, match=message):
-        runs.check_seal(sealed)
+        check_seal(sealed)
 
 
 def test_the_newest_checkpoint_of_a_run_is_meant(tmp_path):
@@ -131,7 +133,7 @@ def test_a_path_without_a_checkpoint_is_refused(tmp_path, name, message):
 
 
 def test_provenance_names_code_versions_machine_and_what_the_caller_knows():
-    facts = runs.provenance(seed=3)
+    facts = collect_provenance(seed=3)
     assert facts["seed"] == 3
     assert facts["versions"]["torch"]
     assert facts["machine"]["cores"] >= 1

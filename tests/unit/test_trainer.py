@@ -22,12 +22,13 @@ from mixerloop import runs
 from mixerloop.config import run_config
 from mixerloop.data.batches import Batches
 from mixerloop.data.hops import Hops, HopsSettings, write_hops
+from mixerloop.files import is_locked, locked, remove_leftovers
 from mixerloop.model.checkpoint import load_model
-from mixerloop.ops.gated_delta_rule import choose_implementation
+from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.training.metrics import JsonLines, TensorBoard, WeightsAndBiases, cut_back
+from mixerloop.training.parallel import Ranks
 from mixerloop.training.position import read_position
-from mixerloop.training.ranks import Ranks
-from mixerloop.training.run_folder import begin, resumed_config
+from mixerloop.training.run_setup import begin, resumed_config
 from mixerloop.training.status import find_runs, status
 from mixerloop.training.trainer import Trainer, step_seed
 
@@ -50,7 +51,7 @@ def config(data, tiny):
                 "warmup_steps": 2,
                 "peak_lr": 1e-2,
                 "compute_dtype": "float32",
-                "implementation": "chunked",
+                "form": "torch",
                 "evaluate_every": 5,
                 "evaluate_windows": 6,
                 "checkpoint_every": 4,
@@ -124,7 +125,7 @@ def test_a_run_holds_what_it_says(tmp_path, config):
     assert saved == replace(config, model=model.config)
     provenance = json.loads((tmp_path / "run/provenance.json").read_text())
     assert provenance["seed"] == 1337
-    assert provenance["implementation"] == "chunked"
+    assert provenance["form"] == "torch"
 
 
 @pytest.mark.parametrize("stops", [[1], [4], [5, 6, 7], [3, 11]])
@@ -356,18 +357,18 @@ def test_a_second_interrupt_does_not_wait(tmp_path, config):
 
 def test_a_run_is_written_by_one_process_at_a_time(tmp_path, config):
     begin(tmp_path / "run", config, ranks=Ranks())
-    assert not runs.is_locked(tmp_path / "run")
-    with runs.locked(tmp_path / "run"):
-        assert runs.is_locked(tmp_path / "run")
+    assert not is_locked(tmp_path / "run")
+    with locked(tmp_path / "run"):
+        assert is_locked(tmp_path / "run")
         script = (
-            "from mixerloop import runs; from pathlib import Path\n"
-            f"with runs.locked(Path({str(tmp_path / 'run')!r})): pass"
+            "from mixerloop.files import locked; from pathlib import Path\n"
+            f"with locked(Path({str(tmp_path / 'run')!r})): pass"
         )
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 1
     assert f"process {os.getpid()} on " in done.stderr
     assert "is writing to this run" in done.stderr
-    with runs.locked(tmp_path / "run"):
+    with locked(tmp_path / "run"):
         pass
 
 
@@ -448,15 +449,15 @@ def test_a_config_may_change_how_it_is_computed(tmp_path, config):
     assert (train.micro_batch, train.checkpoint_every, train.parallel) == (1, 3, "fsdp")
 
 
-def test_the_implementation_is_named_when_a_run_begins(tmp_path, config):
+def test_the_form_is_named_when_a_run_begins(tmp_path, config):
     """`auto` may mean another one on another machine, and a run keeps its own."""
-    begun = begin(tmp_path / "run", with_train(config, implementation="auto"), ranks=Ranks())
+    begun = begin(tmp_path / "run", with_train(config, form="auto"), ranks=Ranks())
     _, train = begun.for_training()
-    assert train.implementation == choose_implementation("auto")
-    other = {"train": {"implementation": "recurrent"}}
-    with pytest.raises(ValueError, match=r"train\.implementation was .* and would be recurrent"):
+    assert train.form == choose_form("auto")
+    other = {"train": {"form": "definition"}}
+    with pytest.raises(ValueError, match=r"train\.form was .* and would be definition"):
         resumed_config(tmp_path / "run", config_file=None, overrides=other)
-    auto = {"train": {"implementation": "auto"}}
+    auto = {"train": {"form": "auto"}}
     _, again = resumed_config(tmp_path / "run", config_file=None, overrides=auto).for_training()
     assert again == train
 
@@ -528,7 +529,7 @@ def test_leftovers_of_a_kill_are_removed(tmp_path):
     (tmp_path / ".step-4.123.partial/optimizer").mkdir(parents=True)
     (tmp_path / ".metrics.jsonl.123.partial").write_text("x")
     (tmp_path / "step-4").mkdir()
-    runs.remove_leftovers(tmp_path)
+    remove_leftovers(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["step-4"]
 
 
@@ -603,5 +604,5 @@ def test_status_of_runs(tmp_path, config):
     assert done.held_out_nll is not None
     assert found["part"].checkpoint_step == 6
     assert "unknown key modle" in str(found["hurt"].problem)
-    with runs.locked(tmp_path / "runs/deeper/part"):
+    with locked(tmp_path / "runs/deeper/part"):
         assert status(tmp_path / "runs/deeper/part").state == "running"

@@ -14,8 +14,8 @@ from mixerloop.ops import precision
 from mixerloop.training import gemm_rate as rates
 from mixerloop.training import trainer as trainers
 from mixerloop.training.metrics import JsonLines
-from mixerloop.training.ranks import Ranks
-from mixerloop.training.run_folder import begin, resumed_config
+from mixerloop.training.parallel import Ranks
+from mixerloop.training.run_setup import begin, resumed_config
 from mixerloop.training.trainer import Trainer
 
 SMALL = ModelConfig(num_layers=2, d_model=64, num_heads=4, d_head=16, d_ffn=168, vocab_size=12)

@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from mixerloop.transport.metrics import itr, itr_by_depth, later_share, marginal_itr
+from mixerloop.transport.geometry import itr, itr_by_depth, later_share, marginal_itr
 
 
 def gram(*increments):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from mixerloop import machine, paper, runs
+from mixerloop import machine, paper
 from mixerloop.cli.bench_tables import (
     show_core,
     show_decode,
@@ -18,23 +18,25 @@ from mixerloop.cli.bench_tables import (
     show_training,
     show_transport,
 )
-from mixerloop.cli.opened import Measuring
+from mixerloop.cli.subject_options import Measuring
 from mixerloop.config import (
     PRESETS,
     ComputeDtype,
     ComputeDtypeChoice,
     Device,
-    Implementation,
-    ImplementationChoice,
+    Form,
+    FormChoice,
     ModelConfig,
     preset,
 )
+from mixerloop.files import json_text
 from mixerloop.notation import notation, resolve
-from mixerloop.strict import one_of
+from mixerloop.parsing import one_of
+from mixerloop.provenance import collect_provenance
 
 if TYPE_CHECKING:
     from mixerloop.data.tokenizer import Tokenizer
-    from mixerloop.evaluation.core.evaluate import AskedTask
+    from mixerloop.evaluation.core.asking import AskedTask
     from mixerloop.model.looped_lm import LoopedLM
 
 HELP = """Measure speed, after a check that what is timed computes the right thing.
@@ -109,7 +111,7 @@ class Operator:
 
     def run(self) -> None:
         """Measure and show."""
-        from mixerloop.benchmarking.operator import SHAPES, measure_operator
+        from mixerloop.benchmarking.operator_speed import SHAPES, measure_operator
 
         _check_positive(repeats=self.repeats)
         _check_known("shape", self.shapes, tuple(SHAPES))
@@ -152,7 +154,7 @@ class Prefill:
 
     def run(self) -> None:
         """Measure and show."""
-        from mixerloop.benchmarking import prefill
+        from mixerloop.benchmarking import prefill_speed
         from mixerloop.model.device import find_device
 
         machine.keep_freed_memory()
@@ -166,7 +168,9 @@ class Prefill:
         neighbours = machine.Neighbours()
         cases = []
         for size, config in configs.items():
-            models = prefill.Prefill(size, config, compute_dtype=self.compute_dtype, device=device)
+            models = prefill_speed.Prefill(
+                size, config, compute_dtype=self.compute_dtype, device=device
+            )
             for batch in self.batches:
                 case = models.measure(
                     batch, length=self.length, warmup=self.warmup, repeats=self.repeats
@@ -202,7 +206,7 @@ class Decode:
 
     def run(self) -> None:
         """Measure and show."""
-        from mixerloop.benchmarking.decode import measure_decode
+        from mixerloop.benchmarking.decode_speed import measure_decode
 
         machine.keep_freed_memory()
         _check_positive(repeats=self.repeats)
@@ -238,8 +242,8 @@ class Train:
     """Tokens of a window."""
     compute_dtype: ComputeDtypeChoice = "auto"
     """The type of the projections; auto is what training would take here."""
-    implementation: str = "auto"
-    """auto, native, chunked or recurrent."""
+    form: str = "auto"
+    """auto, native, torch or definition."""
     repeats: int = 5
     """Timed steps."""
     json: bool = False
@@ -247,12 +251,12 @@ class Train:
 
     def run(self) -> None:
         """Measure and show."""
-        from mixerloop.benchmarking.training import measure_training
+        from mixerloop.benchmarking.training_speed import measure_training
         from mixerloop.ops.precision import choose_compute_dtype
 
         machine.keep_freed_memory()
         _check_positive(batch=self.batch, length=self.length, repeats=self.repeats)
-        implementation = one_of(ImplementationChoice, self.implementation, "implementation")
+        form = one_of(FormChoice, self.form, "form")
         _check_some("loop", self.loops)
         config = _config(self.size)
         for loop in self.loops:
@@ -269,7 +273,7 @@ class Train:
                 length=self.length,
                 compute_dtype=compute_dtype,
                 repeats=self.repeats,
-                implementation=implementation,
+                form=form,
             )
             cases.append(case)
             print(f"{self.size} {loop}: {case.gemm_floor_ratio:.2f}", file=sys.stderr)
@@ -280,7 +284,7 @@ class Train:
                 cases=cases,
                 compute_dtype=compute_dtype,
                 repeats=self.repeats,
-                implementation=implementation,
+                form=form,
             )
         else:
             show_header()
@@ -308,7 +312,7 @@ class Transport:
 
     def run(self) -> None:
         """Measure and show."""
-        from mixerloop.benchmarking.transport import measure_transport
+        from mixerloop.benchmarking.transport_speed import measure_transport
 
         machine.keep_freed_memory()
         _check_positive(windows=self.windows, repeats=self.repeats)
@@ -363,9 +367,9 @@ class Core:
         """Measure and show."""
         import torch
 
-        from mixerloop.benchmarking.core import measure_core
+        from mixerloop.benchmarking.core_speed import measure_core
+        from mixerloop.evaluation.core.asking import LEAST_CONTEXT, asked
         from mixerloop.evaluation.core.bundle import find_bundle
-        from mixerloop.evaluation.core.evaluate import LEAST_CONTEXT, asked
 
         machine.keep_freed_memory()
         _check_positive(examples=self.examples, repeats=self.repeats)
@@ -409,7 +413,7 @@ class Core:
         if self.run_path is not None:
             opened = Measuring(device="cpu").open_run(self.run_path)
             return str(self.run_path), opened.model, opened.tokenizer()
-        from mixerloop.benchmarking.core import tokenizer_of
+        from mixerloop.benchmarking.core_speed import tokenizer_of
         from mixerloop.model.initialization import fresh_model
 
         config = preset(self.size)
@@ -449,7 +453,7 @@ def _config(size: str) -> ModelConfig:
         return preset(size)
     from mixerloop.interop.loading import load_any
 
-    return load_any(Path(size), implementation="chunked").config.model
+    return load_any(Path(size), form="torch").config.model
 
 
 def _check_positive(**numbers: int) -> None:
@@ -464,7 +468,7 @@ def _check_some(kind: str, given: Sequence[object]) -> None:
 
 
 def _check_known(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
-    from mixerloop.strict import suggest
+    from mixerloop.parsing import suggest
 
     _check_some(kind, given)
     for name in given:
@@ -475,20 +479,20 @@ def _check_known(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
 def _print_json(
     busy: float | None,
     *,
-    implementation: ImplementationChoice = "auto",
+    form: FormChoice = "auto",
     device: str = "cpu",
     **found: Any,
 ) -> None:
-    from mixerloop.ops.gated_delta_rule import choose_implementation
+    from mixerloop.ops.gated_delta_rule import choose_form
 
     facts = {key: found.pop(key) for key in ("compute_dtype", "repeats")}
-    chosen: Implementation = choose_implementation(implementation, device)
+    chosen: Form = choose_form(form, device)
     result = {
         key: [one if isinstance(one, dict) else asdict(one) for one in value]
         if isinstance(value, list)
         else value
         for key, value in found.items()
     }
-    facts |= {"seed": 0, "implementation": chosen, "device": device, "busy_cores": busy}
-    result["provenance"] = runs.provenance(**facts)
-    print(runs.to_json(result), end="")
+    facts |= {"seed": 0, "form": chosen, "device": device, "busy_cores": busy}
+    result["provenance"] = collect_provenance(**facts)
+    print(json_text(result), end="")

@@ -6,13 +6,13 @@ from mixerloop import paper
 from mixerloop.cli.tables import print_table, table_of
 
 if TYPE_CHECKING:
-    from mixerloop.benchmarking.core import CoreResult
-    from mixerloop.benchmarking.decode import DecodeResult
+    from mixerloop.benchmarking.core_speed import CoreResult
+    from mixerloop.benchmarking.decode_speed import DecodeResult
     from mixerloop.benchmarking.measure import Quartiles
-    from mixerloop.benchmarking.operator import OperatorCase
-    from mixerloop.benchmarking.prefill import PrefillCase
-    from mixerloop.benchmarking.training import TrainCase
-    from mixerloop.benchmarking.transport import TransportResult
+    from mixerloop.benchmarking.operator_speed import OperatorCase
+    from mixerloop.benchmarking.prefill_speed import PrefillCase
+    from mixerloop.benchmarking.training_speed import TrainCase
+    from mixerloop.benchmarking.transport_speed import TransportResult
 
 
 def show_header() -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from mixerloop import config, paper, runs
+from mixerloop import config, paper
+from mixerloop.files import write_file
 from mixerloop.notation import notation, resolve, shortened
 from mixerloop.reports.schedule_diagram import draw
 from mixerloop.schedule import LOOPS
@@ -57,7 +58,7 @@ class Describe:
             for name, schedule in schedules.items()
         }
         if self.picture is not None:
-            runs.write_file(self.picture, draw(schedules, model.projection_macs()))
+            write_file(self.picture, draw(schedules, model.projection_macs()))
         if self.json:
             print(to_json(self.size, model, accounts, schedule=notation(own)))
             return

@@ -4,7 +4,8 @@ import importlib.util
 import shutil
 from dataclasses import dataclass
 
-from mixerloop import machine, runs
+from mixerloop import machine
+from mixerloop.files import json_text
 
 HELP = """Look at the machine and the installation, and say what is missing and what it costs.
 
@@ -32,7 +33,7 @@ class Doctor:
         import torch
 
         from mixerloop.ops import native_library
-        from mixerloop.ops.gated_delta_rule import choose_implementation
+        from mixerloop.ops.gated_delta_rule import choose_form
         from mixerloop.ops.precision import bfloat16_speedup, choose_compute_dtype
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -42,7 +43,7 @@ class Doctor:
             "threads": torch.get_num_threads(),
             "cuda": torch.cuda.is_available(),
             "machine": machine.facts(),
-            "implementation": choose_implementation("auto"),
+            "form": choose_form("auto"),
             "compute_dtype": choose_compute_dtype("auto", device),
             "bfloat16_speedup": bfloat16_speedup(device),
             "openmp": native_library.openmp_runtimes(),
@@ -53,7 +54,7 @@ class Doctor:
             "extras": {name: importlib.util.find_spec(name) is not None for name in EXTRAS},
         }
         if self.json:
-            print(runs.to_json(found), end="")
+            print(json_text(found), end="")
         else:
             _show(found)
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from mixerloop import runs
 from mixerloop.cli.evaluate_compare import COMPARE_HELP, Compare
 from mixerloop.cli.evaluate_core import CORE_HELP, Core
-from mixerloop.cli.opened import Opening, where_kept
+from mixerloop.cli.subject_options import Opening, where_kept
 from mixerloop.cli.tables import print_table, table_of
+from mixerloop.files import json_text
 from mixerloop.progress_line import ProgressLine, counting
 from mixerloop.schedule import num_passes_of
 
@@ -59,7 +59,7 @@ class Hops(Opening):
         subject = self.open()
         result = evaluate_hops(subject, data=self.data, sequences=self.sequences)
         if self.json:
-            print(runs.to_json(result.to_json()), end="")
+            print(json_text(result.to_json()), end="")
             return
         _show_hops(str(self.run_path), result)
         print(where_kept(subject, HOPS))
@@ -104,7 +104,7 @@ class HeldOutNLL(Opening):
         if line is not None:
             line.close()
         if self.json:
-            print(runs.to_json(result.to_json()), end="")
+            print(json_text(result.to_json()), end="")
             return
         _show_nll(str(self.run_path), result.heading.schedule, result.figures)
         most = num_passes_of(subject.schedule)

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from mixerloop import runs
 from mixerloop.cli.tables import print_table, table_of
 from mixerloop.config import check_seed
+from mixerloop.files import json_text
 from mixerloop.measures import measure_named
+from mixerloop.provenance import collect_provenance
 
 if TYPE_CHECKING:
     from mixerloop.evaluation.comparison import Comparison, Pair
@@ -46,8 +47,8 @@ class Compare:
         comparison = compare(results, seed=self.seed)
         if self.json:
             result = to_json(comparison, results)
-            result["provenance"] = runs.provenance(seed=self.seed)
-            print(runs.to_json(result), end="")
+            result["provenance"] = collect_provenance(seed=self.seed)
+            print(json_text(result), end="")
             return
         _show_arms(comparison)
         for pair in comparison.pairs:

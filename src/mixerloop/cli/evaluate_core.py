@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mixerloop import paper, runs
-from mixerloop.cli.opened import Opening, where_kept
+from mixerloop import paper
+from mixerloop.cli.subject_options import Opening, where_kept
 from mixerloop.cli.tables import print_table, table_of
+from mixerloop.files import json_text
 from mixerloop.progress_line import ProgressLine
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Core(Opening):
         if line is not None:
             line.close()
         if self.json:
-            print(runs.to_json(result.to_json()), end="")
+            print(json_text(result.to_json()), end="")
             return
         _show(str(self.run_path), result)
         print(f"{where_kept(subject, CORE)}, answers in {result.answers}")

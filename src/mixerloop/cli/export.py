@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from mixerloop import runs
+from mixerloop.files import check_is_new, json_text
 
 HELP = """Write a folder for `transformers`, with the names of the released checkpoints.
 
@@ -34,11 +35,11 @@ class Export:
 
     def run(self) -> None:
         """Load, rename, write."""
-        runs.check_is_new(self.out)
+        check_is_new(self.out)
         from mixerloop.interop.folders import export
         from mixerloop.interop.loading import load_any
 
-        loaded = load_any(self.run_path, implementation="chunked")
+        loaded = load_any(self.run_path, form="torch")
         tokenizer = loaded.folder / runs.TOKENIZER
         model_type = export(
             loaded.model,
@@ -48,7 +49,7 @@ class Export:
         )
         if self.json:
             found = {"folder": str(self.out), "of": str(loaded.folder), "model_type": model_type}
-            print(runs.to_json(found), end="")
+            print(json_text(found), end="")
         else:
             print(f"{self.out}: {loaded.folder} as transformers reads it, type {model_type}")
             print("in Python: import mixerloop.interop.hf, then AutoModelForCausalLM")

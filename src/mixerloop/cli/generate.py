@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from mixerloop import runs
-from mixerloop.config import ComputeDtype, ImplementationChoice
+from mixerloop.config import ComputeDtype, FormChoice
 from mixerloop.notation import notation, resolve
-from mixerloop.strict import one_of
+from mixerloop.parsing import one_of
 
 if TYPE_CHECKING:
     from mixerloop.data.tokenizer import Tokenizer
@@ -53,8 +53,8 @@ class Generate:
     """Run under another schedule than the one the weights were made for."""
     compute_dtype: str = "float32"
     """float32 or bfloat16."""
-    implementation: str = "auto"
-    """The form of the gated delta rule: auto, native, chunked or recurrent."""
+    form: str = "auto"
+    """The form of the gated delta rule: auto, native, torch or definition."""
     json: bool = False
     """Print one JSON object at the end instead of text as it comes."""
 
@@ -74,9 +74,9 @@ class Generate:
         if "" in self.stop:
             raise ValueError("--stop needs some text to stop at")
         sampling = Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
-        implementation = one_of(ImplementationChoice, self.implementation, "implementation")
+        form = one_of(FormChoice, self.form, "form")
         compute_dtype = one_of(ComputeDtype, self.compute_dtype, "compute type")
-        loaded = load_any(self.run_path, implementation=implementation)
+        loaded = load_any(self.run_path, form=form)
         folder, model, config = loaded.folder, loaded.model, loaded.config
         own_schedule = config.model.schedule
         chosen = own_schedule if self.schedule is None else self.schedule
@@ -115,7 +115,7 @@ class Generate:
             "schedule": notation(schedule),
             "run_schedule": own_schedule,
             "compute_dtype": self.compute_dtype,
-            "implementation": model.implementation,
+            "form": model.form,
             "seed": self.seed,
         }
         if self.json:

@@ -8,6 +8,7 @@ import tyro
 
 from mixerloop import runs
 from mixerloop.config import check_fits
+from mixerloop.files import check_is_new, json_text
 from mixerloop.notation import notation
 
 HELP = """Make a run of a folder of `transformers`: a released checkpoint, or one we exported.
@@ -40,7 +41,7 @@ class Import:
 
     def run(self) -> None:
         """Read, check, write."""
-        runs.check_is_new(self.out)
+        check_is_new(self.out)
         from mixerloop.data.tokenizer import Tokenizer
         from mixerloop.interop.folders import CONFIG, exported_config, is_exported, read_exported
         from mixerloop.model.checkpoint import save_run
@@ -52,7 +53,7 @@ class Import:
         tokenizer = self.tokenizer or (own if own.is_file() else None)
         if tokenizer is not None:
             check_fits(tokenizer, Tokenizer(tokenizer).vocab_size, config.model.vocab_size)
-        facts = {"seed": None, "imported": str(self.folder), "implementation": model.implementation}
+        facts = {"seed": None, "imported": str(self.folder), "form": model.form}
         imported = exported_config(self.folder)
         if self.tokenizer is not None:  # the ids of special tokens are those of another tokenizer
             imported |= dict.fromkeys(("bos_token_id", "eos_token_id"))
@@ -61,6 +62,6 @@ class Import:
         parameters = sum(parameter.numel() for parameter in model.parameters())
         if self.json:
             found = {"run": str(self.out), "parameters": parameters, "schedule": schedule}
-            print(runs.to_json(found), end="")
+            print(json_text(found), end="")
         else:
             print(f"{self.out}: {parameters:,} parameters, schedule {schedule}")

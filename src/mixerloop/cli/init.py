@@ -5,10 +5,11 @@ from pathlib import Path
 
 import tyro
 
-from mixerloop import config, runs
+from mixerloop import config
 from mixerloop.config import InitRule, check_seed
+from mixerloop.files import check_is_new, json_text
 from mixerloop.notation import notation
-from mixerloop.strict import one_of
+from mixerloop.parsing import one_of
 
 HELP = """Write a run whose weights are freshly drawn: the control for a trained one.
 
@@ -57,13 +58,13 @@ class Init:
                 f"{self.tokenizer}: {tokenizer.vocab_size:,} tokens do not fit the vocabulary "
                 f"of {run_config.model.vocab_size:,} of {self.size}"
             )
-        runs.check_is_new(self.out)
+        check_is_new(self.out)
         model = fresh_model(run_config.model, seed=self.seed, rule=rule)
-        facts = {"seed": self.seed, "init": rule, "implementation": model.implementation}
+        facts = {"seed": self.seed, "init": rule, "form": model.form}
         save_run(self.out, model, run_config, tokenizer=self.tokenizer, facts=facts)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         if self.json:
-            print(runs.to_json({"run": str(self.out), "parameters": parameters, **facts}), end="")
+            print(json_text({"run": str(self.out), "parameters": parameters, **facts}), end="")
         else:
             prompt = "--prompt-tokens 1 2 3" if tokenizer is None else '--prompt "Once"'
             schedule = notation(run_config.model.occurrences())

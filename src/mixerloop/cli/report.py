@@ -10,8 +10,9 @@ import tyro
 
 from mixerloop import config as configs
 from mixerloop import runs
+from mixerloop.files import json_text, read_json
 from mixerloop.notation import notation
-from mixerloop.strict import one_line
+from mixerloop.parsing import one_line
 from mixerloop.study_folder import PLAN, REPORT
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Report:
             raise ValueError(f"{page}: a page ends in .html")
         found = write(studies, page) if studies else _of_runs(self.paths, page)
         if self.json:
-            print(runs.to_json({"report": str(page), "findings": found}), end="")
+            print(json_text({"report": str(page), "findings": found}), end="")
             return
         for line in found:
             print(line)
@@ -113,7 +114,7 @@ def _plan_of(groups: list[list[Path]]) -> dict[str, Any]:
     for group in groups:
         name = group[0].name
         config = configs.load(group[0] / runs.CONFIG).model
-        model = meta_model(config, implementation="chunked")
+        model = meta_model(config, form="torch")
         arms.append(
             {
                 "name": name,
@@ -126,7 +127,7 @@ def _plan_of(groups: list[list[Path]]) -> dict[str, Any]:
             }
         )
         for path in group:
-            seed = runs.read_json(path / runs.PROVENANCE).get("seed")
+            seed = read_json(path / runs.PROVENANCE).get("seed")
             cells.append({"name": str(path), "part": "runs", "arm": name, "seed": seed})
     part = {
         "name": "runs",

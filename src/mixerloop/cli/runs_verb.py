@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from mixerloop import runs
+from mixerloop.files import json_text
 from mixerloop.notation import shortened
 from mixerloop.progress_line import duration
 
@@ -39,7 +39,7 @@ class Runs:
             raise ValueError(f"{self.folder}: there is no such folder")
         found = [status(run) for run in find_runs(self.folder)]
         if self.json:
-            print(runs.to_json([asdict(one) for one in found]), end="")
+            print(json_text([asdict(one) for one in found]), end="")
         elif found:
             show(found)
         else:

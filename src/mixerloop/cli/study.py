@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from mixerloop import machine, runs
+from mixerloop import machine
 from mixerloop.cli import report
 from mixerloop.cli.cell_lines import CellLines
 from mixerloop.cli.tables import print_table, table_of
+from mixerloop.files import check_can_hold, json_text
+from mixerloop.parsing import one_line
 from mixerloop.progress_line import LOG_SECONDS_VARIABLE, duration
-from mixerloop.strict import one_line
 from mixerloop.study_folder import PLAN, REPORT, read_plan
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Study:
         from mixerloop.studies.study import CORPUS, HELD_OUT, TOKENIZER
 
         plan.folder.mkdir(parents=True, exist_ok=True)
-        runs.check_can_hold(plan.folder)
+        check_can_hold(plan.folder)
         tokenizer = () if self.tokenizer is None else (self.tokenizer,)
         given = {CORPUS: self.corpus, HELD_OUT: self.held_out, TOKENIZER: tokenizer}
         for part in plan.file.study.parts:
@@ -147,7 +148,7 @@ class Study:
                 for cell, state in zip(chosen, states, strict=True)
             ]
             if self.dry_run:
-                print(runs.to_json({"cells": rows, "precision": _precision(plan)}), end="")
+                print(json_text({"cells": rows, "precision": _precision(plan)}), end="")
             return seconds
         print(f"{plan.file.study.title}\n{len(plan.cells)} cells, kept in {plan.folder}")
         table = table_of("cell", "name", "parameters", "MFLOP/token", "state", "training")
@@ -230,7 +231,7 @@ class Study:
         page = plan.folder / REPORT
         found = report.write([plan.folder], page)
         if self.json:
-            print(runs.to_json({"report": str(page), "findings": found}), end="")
+            print(json_text({"report": str(page), "findings": found}), end="")
             return failed
         for line in found:
             print(line)
@@ -298,7 +299,7 @@ def _status(paths: list[Path], *, as_json: bool) -> None:
         ]
         found.append({"study": str(path), "title": plan["title"], "cells": states})
     if as_json:
-        print(runs.to_json(found), end="")
+        print(json_text(found), end="")
         return
     for one in found:
         _show_status(one)

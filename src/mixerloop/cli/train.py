@@ -13,6 +13,7 @@ import tyro
 from mixerloop import config as configs
 from mixerloop import runs
 from mixerloop.cli.overrides import Overrides, given
+from mixerloop.files import json_text
 
 if TYPE_CHECKING:
     from mixerloop.training.metrics import Metrics
@@ -56,7 +57,7 @@ class Train:
         if self.resume is not None:
             if self.out is not None:
                 raise ValueError("--resume goes on in the run's own folder; leave --out out")
-            from mixerloop.training.session import resume
+            from mixerloop.training.sessions import resume
 
             trained = resume(
                 self.resume,
@@ -69,7 +70,7 @@ class Train:
             if self.config is None:
                 raise ValueError("name a config to train, or a run to go on with: --resume RUN")
             config = configs.load(self.config, overrides)
-            from mixerloop.training.session import train
+            from mixerloop.training.sessions import train
 
             out = RUNS / self.config.stem if self.out is None else self.out
             trained = train(config, out, until=self.until, display=display)
@@ -88,7 +89,7 @@ def _say(run: Path, outcome: "Outcome", last: "Metrics | None", *, as_json: bool
             "checkpoint": str(outcome.checkpoint),
             "last": None if last is None else asdict(last),
         }
-        print(runs.to_json(facts), end="")
+        print(json_text(facts), end="")
     elif not outcome.finished:
         by = "" if outcome.stopped_by is None else f" by {signal.Signals(outcome.stopped_by).name}"
         print(f"{run}: stopped{by} at step {outcome.step:,}, which is saved")

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import tyro
 
-from mixerloop import runs
-from mixerloop.cli.opened import Measuring
+from mixerloop.cli.subject_options import Measuring
 from mixerloop.cli.transport_tables import show
 from mixerloop.config import InitRule
+from mixerloop.files import json_text
 from mixerloop.progress_line import ProgressLine, counting
 
 HELP = """Restore the context of one pass after another and watch the prediction move.
@@ -93,7 +93,7 @@ class Transport(Measuring):
                 schedule=self.schedule,
                 init=self.init,
                 compute_dtype=self.compute_dtype,
-                implementation=self.implementation,
+                form=self.form,
                 device=self.device,
                 results=results,
                 progress=progress,
@@ -104,7 +104,7 @@ class Transport(Measuring):
         if results is not None:
             write_transport_figures(result, results)
         if self.json:
-            print(runs.to_json(result), end="")
+            print(json_text(result), end="")
             return
         show(result)
         if results is not None:

@@ -14,13 +14,13 @@ from typing import Protocol
 
 import numpy as np
 
-from mixerloop import runs
 from mixerloop.data.hops import FORMAT as HOPS_FORMAT
 from mixerloop.data.hops import Hops, HopsSettings
 from mixerloop.data.order import Permutation
 from mixerloop.data.shards import MANIFEST, TokenSplit
 from mixerloop.data.sources import Split
-from mixerloop.strict import from_dict
+from mixerloop.files import file_sha256, read_json
+from mixerloop.parsing import from_dict
 
 PREFETCHED_BATCHES = 4
 
@@ -82,13 +82,13 @@ def fingerprint(folder: Path) -> str:
     path = folder / MANIFEST
     if not path.is_file():
         raise ValueError(f"{folder}: no {MANIFEST}; prepare it with mixerloop data prepare")
-    return runs.sha256(path)
+    return file_sha256(path)
 
 
 def hops_settings(folder: Path) -> HopsSettings | None:
     """The settings of a folder that stands for hops, or None for one that holds tokens."""
     path = folder / MANIFEST
-    data = runs.read_json(path) if path.is_file() else None
+    data = read_json(path) if path.is_file() else None
     if not isinstance(data, dict) or data.get("format") != HOPS_FORMAT:
         return None
     try:

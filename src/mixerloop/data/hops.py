@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mixerloop import runs
 from mixerloop.data.random import numbers_at, stream_key
 from mixerloop.data.sources import Split
+from mixerloop.files import json_text, new_folder, write_file
 
 FORMAT = "mixerloop-hops-1"
 NOT_SCORED = -100  # torch's own label for positions without a target
@@ -95,6 +95,6 @@ class Hops:
 
 def write_hops(folder: Path, settings: HopsSettings) -> None:
     """A folder that stands for the task: there is nothing to store but its settings."""
-    with runs.new_folder(folder) as new:
+    with new_folder(folder) as new:
         manifest = {"format": FORMAT, "settings": asdict(settings)}
-        runs.write_file(new / "manifest.json", runs.to_json(manifest))
+        write_file(new / "manifest.json", json_text(manifest))

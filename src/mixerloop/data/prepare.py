@@ -37,7 +37,8 @@ from mixerloop.data.shards import (
 )
 from mixerloop.data.sources import Source, SourceFile, Split
 from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
-from mixerloop.strict import from_dict
+from mixerloop.files import file_sha256, json_text, read_json, write_file
+from mixerloop.parsing import from_dict
 
 PLAN = "preparing.json"
 RECORDS = "records"
@@ -166,7 +167,7 @@ def _plan(source: Source, settings: Settings, tokenizer_path: Path | None) -> di
 
 def _same_plan(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
     """The plan a folder was begun with; how it cuts the source stays, even if files are mended."""
-    begun = runs.read_json(folder / PLAN)
+    begun = read_json(folder / PLAN)
     cut = {"piece_characters", "group_sizes"}
     if not isinstance(begun, dict) or any(begun.get(k) != plan[k] for k in plan.keys() - cut):
         raise ValueError(f"{folder}: was begun with other files or settings; remove it first")
@@ -230,8 +231,8 @@ def _tokenizer(
             progress("training a tokenizer", 0, 1)
             model = train_tokenizer(_sample(source, settings), vocab_size=settings.vocab_size)
             progress("training a tokenizer", 1, 1)
-        runs.write_file(folder / PLAN, runs.to_json(plan))
-        runs.write_file(path, model)
+        write_file(folder / PLAN, json_text(plan))
+        write_file(path, model)
     return Tokenizer(path)
 
 
@@ -314,16 +315,16 @@ class _Work:
         It depends on its files and, held out, on what training holds.
         """
         begun, done = _begun_record(self.folder, group), _done_record(self.folder, group)
-        depends_on = {"sha256": [runs.sha256(file.path) for file in group.files]}
+        depends_on = {"sha256": [file_sha256(file.path) for file in group.files]}
         if group.files[0].split == "held_out":
-            depends_on["excluded"] = [runs.sha256(self.folder / EXCLUDED)]
-        if begun.exists() and runs.read_json(begun) != depends_on:
+            depends_on["excluded"] = [file_sha256(self.folder / EXCLUDED)]
+        if begun.exists() and read_json(begun) != depends_on:
             done.unlink(missing_ok=True)
             for record in (self.folder / RECORDS).glob(f"piece-{group.index}-*.json"):
                 record.unlink()
             begun.unlink()
         if not begun.exists():
-            runs.write_file(begun, runs.to_json(depends_on))
+            write_file(begun, json_text(depends_on))
         return done.exists()
 
     def _run_all(self, groups: list[Group], pool: ProcessPoolExecutor) -> None:
@@ -354,8 +355,8 @@ class _Work:
 
     def _close_if_done(self, state: "_Progress") -> None:
         if state.is_read and not state.num_running:
-            record = runs.to_json({"pieces": state.num_pieces})
-            runs.write_file(_done_record(self.folder, state.group), record)
+            record = json_text({"pieces": state.num_pieces})
+            write_file(_done_record(self.folder, state.group), record)
             self._report(1)
 
     def _report(self, more: int) -> None:
@@ -430,9 +431,9 @@ def _prepare_piece(documents: list[str], split: Split | None, group: int, index:
         if ids[place]
     }
     record = Record(empty=empty, excluded=excluded, **shards)
-    runs.write_file(
+    write_file(
         folder / RECORDS / _piece_name(group, index),
-        runs.to_json({key: value for key, value in asdict(record).items() if value is not None}),
+        json_text({key: value for key, value in asdict(record).items() if value is not None}),
     )
 
 
@@ -460,7 +461,7 @@ def _contains(ordered: np.ndarray, value: int) -> bool:
 def _write_excluded(folder: Path, training: list[Group]) -> None:
     """Hashes of all training documents: what the held-out files must not contain."""
     shards = [record.train for record in _records(folder, training) if record.train is not None]
-    runs.write_file(folder / EXCLUDED, document_hashes(folder, shards).tobytes())
+    write_file(folder / EXCLUDED, document_hashes(folder, shards).tobytes())
 
 
 # --- the end -------------------------------------------------------------------------------------
@@ -478,7 +479,7 @@ def _finish(
     held_out = tuple(record.held_out for record in records if record.held_out is not None)
     if not train:
         raise ValueError("the source has no training document that is not empty")
-    hashes = [h for g in groups for h in runs.read_json(_begun_record(folder, g))["sha256"]]
+    hashes = [h for g in groups for h in read_json(_begun_record(folder, g))["sha256"]]
     files = [{"name": f.name, "sha256": h} for f, h in zip(source.files, hashes, strict=True)]
     content = hashlib.sha256("".join(f"{f['name']}\0{f['sha256']}\n" for f in files).encode())
     used = {key: value for key, value in asdict(settings).items() if value is not None}
@@ -521,9 +522,9 @@ def _clean(folder: Path) -> None:
 def _records(folder: Path, groups: list[Group]) -> list[Record]:
     """The records of all pieces of finished groups, in order."""
     return [
-        from_dict(Record, runs.read_json(_piece_record(folder, group, index)))
+        from_dict(Record, read_json(_piece_record(folder, group, index)))
         for group in groups
-        for index in range(runs.read_json(_done_record(folder, group))["pieces"])
+        for index in range(read_json(_done_record(folder, group))["pieces"])
     ]
 
 

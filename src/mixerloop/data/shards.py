@@ -22,7 +22,8 @@ import numpy as np
 from mixerloop import runs
 from mixerloop.data.sources import Split
 from mixerloop.data.tokenizer import Tokenizer
-from mixerloop.strict import from_dict
+from mixerloop.files import file_sha256, json_text, read_json, write_file
+from mixerloop.parsing import from_dict
 
 MANIFEST = "manifest.json"
 FORMAT = "mixerloop-tokens-1"
@@ -79,8 +80,8 @@ def write_shard(
     starts = np.cumsum([0, *(len(document) for document in documents[:-1])], dtype=np.uint64)
     docs = np.stack([starts, np.array(hashes, dtype=np.uint64)], axis=1).astype("<u8").tobytes()
     tokens = np.concatenate(documents).astype(dtype).tobytes()
-    runs.write_file(folder / f"{name}.tokens", tokens)
-    runs.write_file(folder / f"{name}.docs", docs)
+    write_file(folder / f"{name}.tokens", tokens)
+    write_file(folder / f"{name}.docs", docs)
     return Shard(
         name=name,
         tokens=len(tokens) // dtype.itemsize,
@@ -93,7 +94,7 @@ def write_shard(
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest: the folder is complete from here on."""
-    runs.write_file(folder / MANIFEST, runs.to_json(asdict(manifest)))
+    write_file(folder / MANIFEST, json_text(asdict(manifest)))
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -102,7 +103,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.is_file():
         raise ValueError(f"{folder}: no {MANIFEST}; prepare it with mixerloop data prepare")
     try:
-        data = runs.read_json(path)
+        data = read_json(path)
         if not isinstance(data, dict):
             raise ValueError("not a manifest")
         manifest = from_dict(Manifest, data)
@@ -210,7 +211,7 @@ def _verify_shard(folder: Path, shard: Shard, manifest: Manifest, *, bos_id: int
         path = folder / f"{shard.name}.{suffix}"
         if not path.is_file():
             raise ValueError(f"{path}: missing")
-        if runs.sha256(path) != wanted:
+        if file_sha256(path) != wanted:
             raise ValueError(f"{path}: damaged, its sha256 is not the manifest's")
     tokens = np.fromfile(folder / f"{shard.name}.tokens", dtype=manifest.dtype)
     starts = read_docs(folder, shard)[:, 0]

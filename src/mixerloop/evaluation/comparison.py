@@ -21,7 +21,7 @@ ONE_TASK_IS_MOST = 0.5
 NAMED_TASKS = 5
 FEW_DOCUMENTS = 20
 """Below so many, an interval over documents is not to be trusted far."""
-ASIDE = {*configs.MAY_CHANGE, "train.seed", "train.implementation"}
+ASIDE = {*configs.MAY_CHANGE, "train.seed", "train.form"}
 ASIDE |= {"train.evaluate_every", "train.evaluate_windows"}
 """What runs of one architecture may differ in; their data is known by its hash, not its path."""
 

@@ -22,6 +22,7 @@ from mixerloop.evaluation.nll import (
     measure,
     summarise,
 )
+from mixerloop.files import file_sha256
 from mixerloop.schedule import first_passes, num_passes_of
 from mixerloop.subject import Heading, Subject
 
@@ -110,7 +111,7 @@ def _held_out(subject: Subject, data: Path, context: int | None) -> HeldOut:
     split = TokenSplit(data, "held_out")
     check_fits(data, split.manifest.vocab_size, vocab_size)
     own = subject.folder / runs.TOKENIZER
-    if own.is_file() and runs.sha256(own) != split.manifest.tokenizer_sha256:
+    if own.is_file() and file_sha256(own) != split.manifest.tokenizer_sha256:
         raise ValueError(f"{data}: was made with another tokenizer than the run's")
     configured = None if subject.config.data is None else subject.config.data.context
     context = configured if context is None else context

@@ -19,7 +19,8 @@ from mixerloop.config import RunConfig
 from mixerloop.evaluation.core.answer_folder import SETTINGS, read_answers
 from mixerloop.evaluation.core.metric import VERSIONS
 from mixerloop.evaluation.nll import DocumentSums, HeldOut
-from mixerloop.strict import one_line
+from mixerloop.files import file_sha256, json_text, read_json, write_file
+from mixerloop.parsing import one_line
 
 CORE, CORE_ANSWERS = "core.json", "core"
 HOPS, HOPS_SEQUENCES = "hops.json", "hops.jsonl"
@@ -95,8 +96,8 @@ def write_hops(
             zip(right.tolist(), questions.tolist(), strict=True)
         )
     ]
-    runs.write_file(folder / HOPS_SEQUENCES, "\n".join(lines) + "\n")
-    runs.write_file(folder / HOPS, runs.to_json(result))
+    write_file(folder / HOPS_SEQUENCES, "\n".join(lines) + "\n")
+    write_file(folder / HOPS, json_text(result))
 
 
 def write_nll(folder: Path, result: dict[str, Any], sums: DocumentSums, held_out: HeldOut) -> Path:
@@ -115,8 +116,8 @@ def write_nll(folder: Path, result: dict[str, Any], sums: DocumentSums, held_out
         )
         for number in range(held_out.num_documents)
     ]
-    runs.write_file(folder / NLL_DOCUMENTS, "\n".join(lines) + "\n")
-    runs.write_file(folder / NLL, runs.to_json(result))
+    write_file(folder / NLL_DOCUMENTS, "\n".join(lines) + "\n")
+    write_file(folder / NLL, json_text(result))
     return folder / NLL
 
 
@@ -141,7 +142,7 @@ def read_results(path: Path) -> KeptResults:
     if len(set(facts.values())) > 1:
         raise ValueError(f"{folder}: {' and '.join(found)} are of different models; evaluate again")
     sha, schedule, seed = next(iter(facts.values()))
-    if checkpoint is not None and runs.sha256(checkpoint / runs.CONTENTS) != sha:
+    if checkpoint is not None and file_sha256(checkpoint / runs.CONTENTS) != sha:
         raise ValueError(f"{folder}: its results are not of {checkpoint}; evaluate it again")
     return KeptResults(
         path=path,
@@ -158,7 +159,7 @@ def read_results(path: Path) -> KeptResults:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    result = runs.read_json(path)
+    result = read_json(path)
     if not isinstance(result, dict):
         raise _not_kept(path, "not an object")
     return result
@@ -182,7 +183,7 @@ def _trained_on(checkpoint: Path) -> str | None:
     path = checkpoint.parent.parent / runs.PROVENANCE
     if not path.is_file():
         return None
-    provenance = runs.read_json(path)
+    provenance = read_json(path)
     return provenance.get("data") if isinstance(provenance, dict) else None
 
 

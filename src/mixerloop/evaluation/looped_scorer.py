@@ -191,7 +191,7 @@ class LoopedScorer:
             x=self._model.final_norm(chosen),
             weight=self._model.embedding.weight,
             labels=targets,
-            implementation=self._model.implementation,
+            form=self._model.form,
         )
         if not losses.isfinite().all():
             raise ValueError("the losses are not finite, so nothing is scored; are the weights?")

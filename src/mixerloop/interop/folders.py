@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mixerloop import runs
-from mixerloop.config import ImplementationChoice, ModelConfig, RunConfig
+from mixerloop.config import FormChoice, ModelConfig, RunConfig
+from mixerloop.files import json_text, new_folder, read_json, write_file
 from mixerloop.interop.layout import (
     HEAD,
     LOOPED,
@@ -24,7 +25,7 @@ from mixerloop.interop.released_config import RELEASES, model_config, released_c
 from mixerloop.interop.tokenizer_json import write_tokenizer
 from mixerloop.model.initialization import meta_model
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.strict import one_line
+from mixerloop.parsing import one_line
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 DAMAGE = (TypeError, IndexError, KeyError, AttributeError, RuntimeError, OverflowError)
@@ -58,11 +59,11 @@ def export(
     for key, number in _special_tokens(tokenizer).items():
         if facts.get(key) is None and (like is None or key in like or number is not None):
             facts[key] = number
-    with runs.new_folder(folder) as making:
+    with new_folder(folder) as making:
         save_file(tensors, making / WEIGHTS, metadata={"format": "pt"})
-        runs.write_file(making / CONFIG, runs.to_json(facts))
+        write_file(making / CONFIG, json_text(facts))
         if tokenizer is not None:
-            runs.write_file(making / runs.TOKENIZER, tokenizer.read_bytes())
+            write_file(making / runs.TOKENIZER, tokenizer.read_bytes())
             write_tokenizer(making)
     return kind
 
@@ -70,7 +71,7 @@ def export(
 def read_exported(
     folder: Path,
     *,
-    implementation: ImplementationChoice = "auto",
+    form: FormChoice = "auto",
     schedule: str | None = None,
     ignore: Collection[str] = (),
 ) -> tuple[LoopedLM, RunConfig]:
@@ -78,7 +79,7 @@ def read_exported(
     config = exported_model(folder, schedule=schedule, ignore=ignore)
     try:
         tensors = _tensors(folder)
-        model = meta_model(config, implementation=implementation)
+        model = meta_model(config, form=form)
         _check_fit(tensors, model)
         ours = from_released(tensors, num_layers=config.num_layers)
     except ValueError as error:
@@ -124,7 +125,7 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
-        names = sorted(set(runs.read_json(folder / INDEX)["weight_map"].values()))
+        names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
         files = [folder / name for name in names]
         for file in files:
             if file.parent != folder:

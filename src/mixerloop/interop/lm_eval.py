@@ -21,7 +21,7 @@ from mixerloop.interop.loading import load_any
 from mixerloop.model.device import find_device
 from mixerloop.model.generation import Sampling, generate
 from mixerloop.notation import resolve
-from mixerloop.strict import one_of
+from mixerloop.parsing import one_of
 
 try:
     from lm_eval.api.instance import Instance

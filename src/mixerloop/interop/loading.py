@@ -10,10 +10,11 @@ from mixerloop import machine, runs
 from mixerloop.config import (
     ComputeDtype,
     Device,
-    ImplementationChoice,
+    FormChoice,
     ModelConfig,
     RunConfig,
 )
+from mixerloop.files import check_can_hold, file_sha256, read_json
 from mixerloop.interop.folders import (
     exported_config,
     exported_model,
@@ -25,7 +26,7 @@ from mixerloop.model.checkpoint import load_model
 from mixerloop.model.device import find_device
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.notation import resolve
-from mixerloop.ops.gated_delta_rule import choose_implementation
+from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.subject import Subject
 
 
@@ -56,7 +57,7 @@ def open_subject(
     *,
     schedule: str | None = None,
     compute_dtype: ComputeDtype = "float32",
-    implementation: ImplementationChoice = "auto",
+    form: FormChoice = "auto",
     device: Device = "auto",
     results: Path | None = None,
 ) -> Subject:
@@ -67,14 +68,14 @@ def open_subject(
     """
     machine.keep_freed_memory()
     if results is not None:
-        runs.check_can_hold(results)
+        check_can_hold(results)
     found_device = find_device(device, option="--device")
-    chosen = choose_implementation(implementation, found_device.type)
+    chosen = choose_form(form, found_device.type)
     path = Path(run)
-    loaded = load_any(path, implementation=chosen)
+    loaded = load_any(path, form=chosen)
     if results is None and schedule is None and loaded.is_run:
         results = runs.results_folder(path)
-        runs.check_can_hold(results)
+        check_can_hold(results)
     model = loaded.config.model
     return Subject(
         folder=loaded.folder,
@@ -87,18 +88,18 @@ def open_subject(
     )
 
 
-def load_any(path: Path, *, implementation: ImplementationChoice = "auto") -> Loaded:
+def load_any(path: Path, *, form: FormChoice = "auto") -> Loaded:
     """Load a model; nothing that is loaded can run code."""
     if is_exported(path):
-        model, config = read_exported(path, implementation=implementation)
-        hashes = [runs.sha256(file) for file in weight_files(path)]
+        model, config = read_exported(path, form=form)
+        hashes = [file_sha256(file) for file in weight_files(path)]
         whole = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode())
         fingerprint = whole if isinstance(whole, str) else whole.hexdigest()
         given = exported_config(path)
         return Loaded(path, model, config, fingerprint, is_run=False, imported=given)
     folder = runs.find_checkpoint(path)
-    model, config = load_model(folder, implementation=implementation)
+    model, config = load_model(folder, form=form)
     kept = folder / runs.IMPORTED
-    imported = runs.read_json(kept) if kept.is_file() else None
-    fingerprint = runs.sha256(folder / runs.CONTENTS)
+    imported = read_json(kept) if kept.is_file() else None
+    fingerprint = file_sha256(folder / runs.CONTENTS)
     return Loaded(folder, model, config, fingerprint, is_run=True, imported=imported)

@@ -12,8 +12,8 @@ from typing import Any
 from mixerloop.config import ModelConfig, PassResidual
 from mixerloop.interop.layout import FLASH_LINEAR_ATTENTION, LOOPED, Dialect
 from mixerloop.notation import notation
+from mixerloop.parsing import one_of, suggest
 from mixerloop.schedule import LOOPS, Unit, num_passes_of
-from mixerloop.strict import one_of, suggest
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mixerloop import runs
 from mixerloop.data.tokenizer import Tokenizer
+from mixerloop.files import json_text, write_file
 
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -56,7 +57,7 @@ def write_tokenizer(folder: Path) -> None:
                 f"the tokenizer cannot be exported: transformers would read {text!r} as other "
                 "tokens; byte-pair models as mixerloop data prepare makes them can be"
             )
-    runs.write_file(folder / FILE, backend.to_str())
+    write_file(folder / FILE, backend.to_str())
     named = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "unk_token")}
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -64,7 +65,7 @@ def write_tokenizer(folder: Path) -> None:
         "split_special_tokens": True,
         "clean_up_tokenization_spaces": False,
     }
-    runs.write_file(folder / SETTINGS, runs.to_json(settings))
+    write_file(folder / SETTINGS, json_text(settings))
 
 
 def _merges(pieces: Sequence[tuple[str, float]]) -> list[tuple[str, str]]:

@@ -121,7 +121,7 @@ def _backbone_macs(model: ModelAccount, schedule: Schedule) -> int:
 def _activation_bytes_per_token(config: ModelConfig) -> dict[Sublayer, int]:
     """Run each sublayer of one layer and weigh the distinct tensors autograd keeps."""
     single = replace(config, num_layers=1, vocab_size=1, schedule="no_loop", pass_residual="none")
-    model = fresh_model(single, seed=0, implementation="chunked")
+    model = fresh_model(single, seed=0, form="torch")
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     weighed: dict[Sublayer, int] = {}
     for occurrence in model.schedule:

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from mixerloop import config as configs
 from mixerloop import runs
-from mixerloop.config import ImplementationChoice, RunConfig
+from mixerloop.config import FormChoice, RunConfig
+from mixerloop.files import check_seal, json_text, new_folder, seal_folder, write_file
 from mixerloop.model.initialization import meta_model
 from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.provenance import collect_provenance
 
 WEIGHTS = "model.safetensors"
 
@@ -26,7 +28,7 @@ def save_model(folder: Path, model: LoopedLM, config: RunConfig) -> None:
     if not isinstance(model, LoopedLM) or model.config != config.model:
         raise ValueError("the model to save is not the one its config describes")
     save_tensors(folder / WEIGHTS, dict(model.named_parameters()))
-    runs.write_file(folder / runs.CONFIG, configs.dump(config))
+    write_file(folder / runs.CONFIG, configs.dump(config))
 
 
 def save_run(
@@ -42,17 +44,17 @@ def save_run(
 
     `imported` is the config of the folder the weights came from, for an export to be like it.
     """
-    with runs.new_folder(path) as folder:
+    with new_folder(path) as folder:
         checkpoint = runs.checkpoint_folder(folder, step=0)
         checkpoint.mkdir(parents=True)
         save_model(checkpoint, model, config)
         if tokenizer is not None:
             (checkpoint / runs.TOKENIZER).write_bytes(tokenizer.read_bytes())
         if imported is not None:
-            runs.write_file(checkpoint / runs.IMPORTED, runs.to_json(imported))
-        runs.seal(checkpoint)
-        runs.write_file(folder / runs.CONFIG, configs.dump(config))
-        runs.write_file(folder / runs.PROVENANCE, runs.to_json(runs.provenance(**facts)))
+            write_file(checkpoint / runs.IMPORTED, json_text(imported))
+        seal_folder(checkpoint)
+        write_file(folder / runs.CONFIG, configs.dump(config))
+        write_file(folder / runs.PROVENANCE, json_text(collect_provenance(**facts)))
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -67,14 +69,12 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         raise ValueError(f"{path}: cannot be written: {error}") from None
 
 
-def load_model(
-    path: Path, *, implementation: ImplementationChoice = "auto"
-) -> tuple[LoopedLM, RunConfig]:
+def load_model(path: Path, *, form: FormChoice = "auto") -> tuple[LoopedLM, RunConfig]:
     """The model of a checkpoint, or of a run's newest one, checked against its seal."""
     folder = runs.find_checkpoint(path)
-    runs.check_seal(folder)
+    check_seal(folder)
     config = configs.load(folder / runs.CONFIG)
-    model = meta_model(config.model, implementation=implementation)
+    model = meta_model(config.model, form=form)
     load_weights(model, folder / WEIGHTS)
     return model, config
 

@@ -3,7 +3,7 @@
 import torch
 
 from mixerloop.config import Device
-from mixerloop.strict import one_of
+from mixerloop.parsing import one_of
 
 
 def find_device(choice: Device, *, option: str) -> torch.device:

@@ -10,13 +10,13 @@ import math
 import numpy as np
 import torch
 
-from mixerloop.config import ImplementationChoice, InitRule, ModelConfig, check_seed
+from mixerloop.config import FormChoice, InitRule, ModelConfig, check_seed
 from mixerloop.draws import Draws
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.model.norm import RMSNorm
-from mixerloop.model.pass_residual import PassResidualTable
+from mixerloop.model.passes.pass_residual import PassResidualTable
+from mixerloop.parsing import one_of
 from mixerloop.schedule import Schedule, num_passes_of
-from mixerloop.strict import one_of
 
 WEIGHT_STD = 0.02
 
@@ -26,18 +26,18 @@ def fresh_model(
     *,
     seed: int,
     rule: InitRule = "shared",
-    implementation: ImplementationChoice = "auto",
+    form: FormChoice = "auto",
 ) -> LoopedLM:
     """A float32 model on the CPU with weights drawn under `seed`."""
-    model = meta_model(config, implementation=implementation).to_empty(device="cpu")
+    model = meta_model(config, form=form).to_empty(device="cpu")
     initialize(model, seed=seed, rule=rule)
     return model
 
 
-def meta_model(config: ModelConfig, *, implementation: ImplementationChoice = "auto") -> LoopedLM:
+def meta_model(config: ModelConfig, *, form: FormChoice = "auto") -> LoopedLM:
     """A model with shapes and no memory: for counting, and to be filled."""
     with torch.device("meta"):
-        return LoopedLM(config, implementation=implementation)
+        return LoopedLM(config, form=form)
 
 
 @torch.no_grad()

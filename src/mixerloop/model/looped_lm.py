@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mixerloop import machine
-from mixerloop.config import Implementation, ImplementationChoice, ModelConfig
-from mixerloop.model.ffn import SwiGLU
-from mixerloop.model.gated_delta_net import GatedDeltaNet
+from mixerloop.config import Form, FormChoice, ModelConfig
+from mixerloop.model.ffns.swiglu import SwiGLU
+from mixerloop.model.mixers.gated_delta_net import GatedDeltaNet
 from mixerloop.model.norm import RMSNorm
-from mixerloop.model.pass_residual import PassResidualTable
+from mixerloop.model.passes.pass_residual import PassResidualTable
 from mixerloop.model.sublayer import Mixer, MixerState
-from mixerloop.ops.gated_delta_rule import choose_implementation
+from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.ops.precision import product_dtype
 from mixerloop.schedule import Occurrence, Schedule, Sublayer
 
@@ -38,15 +38,13 @@ class Layer(nn.Module):
 
     mixer: Mixer
 
-    def __init__(
-        self, config: ModelConfig, mixer: Mixer, *, implementation: Implementation
-    ) -> None:
+    def __init__(self, config: ModelConfig, mixer: Mixer, *, form: Form) -> None:
         super().__init__()
-        norm = partial(RMSNorm, config.d_model, config.norm_eps, implementation=implementation)
+        norm = partial(RMSNorm, config.d_model, config.norm_eps, form=form)
         self.mixer_norm = norm()
         self.mixer = mixer
         self.ffn_norm = norm()
-        self.ffn = SwiGLU(config, implementation=implementation)
+        self.ffn = SwiGLU(config, form=form)
 
     def forward(
         self,
@@ -70,9 +68,7 @@ class LoopedLM(nn.Module):
 
     layers: Sequence[Layer]
 
-    def __init__(
-        self, config: ModelConfig, *, implementation: ImplementationChoice = "auto"
-    ) -> None:
+    def __init__(self, config: ModelConfig, *, form: FormChoice = "auto") -> None:
         super().__init__()
         machine.keep_off_hidden_amx()
         self.config = config
@@ -80,21 +76,19 @@ class LoopedLM(nn.Module):
         self.embedding = nn.Embedding.from_pretrained(  # which draws nothing, also not on `meta`
             torch.empty(config.vocab_size, config.d_model), freeze=False
         )
-        self.implementation: Implementation = choose_implementation(implementation)
+        self.form: Form = choose_form(form)
         """The form in which every operator of this model is run."""
         mixer = MIXERS[config.mixer]
         layers = [
             Layer(
                 config,
-                mixer(config, implementation=self.implementation),
-                implementation=self.implementation,
+                mixer(config, form=self.form),
+                form=self.form,
             )
             for _ in range(config.num_layers)
         ]
         self.layers = cast(Sequence[Layer], nn.ModuleList(layers))
-        self.final_norm = RMSNorm(
-            config.d_model, config.norm_eps, implementation=self.implementation
-        )
+        self.final_norm = RMSNorm(config.d_model, config.norm_eps, form=self.form)
         unit = config.residual_unit()
         self.pass_residual = (
             None

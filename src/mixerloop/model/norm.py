@@ -4,23 +4,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mixerloop.config import Implementation
+from mixerloop.config import Form
 from mixerloop.ops.rms_norm import rms_norm
 
 
 class RMSNorm(nn.Module):
     """Scale the last dimension to unit mean square, then by a learned weight."""
 
-    def __init__(self, width: int, eps: float, *, implementation: Implementation) -> None:
+    def __init__(self, width: int, eps: float, *, form: Form) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
         self.eps = eps
-        self.implementation: Implementation = implementation
+        self.form: Form = form
 
     def forward(
         self, x: Float[Tensor, "*batch width"], dtype: torch.dtype | None = None
     ) -> Float[Tensor, "*batch width"]:
         """The result is float32, or float64 for a float64 input, unless a `dtype` is asked for."""
-        return rms_norm(
-            x, self.weight, eps=self.eps, implementation=self.implementation, dtype=dtype
-        )
+        return rms_norm(x, self.weight, eps=self.eps, form=self.form, dtype=dtype)

@@ -38,7 +38,7 @@ def fla_gated_delta_rule(
 ) -> tuple[Float[Tensor, "batch seq heads d_value"], Float[Tensor, "batch heads d_key d_value"]]:
     """The rule in float32, on tokens in float32 or bfloat16."""
     if initial_state.dtype == torch.float64:
-        raise ValueError("implementation fla computes in float32; choose chunked for float64")
+        raise ValueError("form fla computes in float32; choose torch for float64")
     inputs = (query, key, value, log_decay, write_strength, initial_state)
     wants_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     chunked, recurrent = _kernels()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from mixerloop.config import Implementation
+from mixerloop.config import Form
 from mixerloop.ops.gated_delta_rule import gated_delta_rule
 from mixerloop.ops.native_mixing import LARGEST_WIDTH, native_gated_delta_mixing
 from mixerloop.ops.short_convolution import short_convolution
@@ -58,7 +58,7 @@ def gated_delta_mixing(
     weights: MixingWeights,
     *,
     norm_eps: float,
-    implementation: Implementation,
+    form: Form,
     largest_write: float = 1.0,
     memory: Float[Tensor, "batch heads d_key d_value"] | None = None,
     conv_history: Float[Tensor, "batch width-1 channels"] | None = None,
@@ -74,7 +74,7 @@ def gated_delta_mixing(
     """
     _check(tokens, weights, memory=memory, conv_history=conv_history)
     is_fused = (
-        implementation == "native"
+        form == "native"
         and weights.conv.shape[1] <= LARGEST_WIDTH
         and weights.d_key == len(weights.norm)
         and largest_write == 1
@@ -90,7 +90,7 @@ def gated_delta_mixing(
         )
     qkv, conv_history = short_convolution(x=tokens.qkv, weight=weights.conv, history=conv_history)
     inputs = rule_inputs(tokens, qkv, weights, largest_write=largest_write)
-    if implementation == "fla":  # its kernels are made for tokens as narrow as the projections'
+    if form == "fla":  # its kernels are made for tokens as narrow as the projections'
         narrow = tokens.qkv.dtype
         inputs = inputs._replace(
             query=inputs.query.to(narrow), key=inputs.key.to(narrow), value=inputs.value.to(narrow)
@@ -98,7 +98,7 @@ def gated_delta_mixing(
     output, memory = gated_delta_rule(
         **inputs._asdict(),
         initial_state=memory,
-        implementation=implementation,
+        form=form,
     )
     return gated_norm(output, tokens.gate, weights, norm_eps), memory, conv_history
 

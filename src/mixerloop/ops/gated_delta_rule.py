@@ -16,17 +16,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mixerloop.config import Implementation, ImplementationChoice
+from mixerloop.config import Form, FormChoice
 from mixerloop.ops import fla, native_library
 from mixerloop.ops.chunked import chunked_gated_delta_rule
 from mixerloop.ops.fla import fla_gated_delta_rule
 from mixerloop.ops.native import native_gated_delta_rule
 from mixerloop.ops.recurrent import recurrent_gated_delta_rule
-from mixerloop.strict import one_of
+from mixerloop.parsing import one_of
 
-_IMPLEMENTATIONS: dict[Implementation, Callable[..., tuple[Tensor, Tensor]]] = {
-    "recurrent": recurrent_gated_delta_rule,
-    "chunked": chunked_gated_delta_rule,
+_FORMS: dict[Form, Callable[..., tuple[Tensor, Tensor]]] = {
+    "definition": recurrent_gated_delta_rule,
+    "torch": chunked_gated_delta_rule,
     "native": native_gated_delta_rule,
     "fla": fla_gated_delta_rule,
 }
@@ -34,35 +34,30 @@ HAVE_NATIVE = (None, "cpu", "meta")
 """Devices of the compiled kernels; on `meta` they give shapes."""
 
 
-def choose_implementation(
-    choice: ImplementationChoice, device_type: str | None = None
-) -> Implementation:
-    """The implementation a run will use from its first token to its last; `auto` is the fastest.
+def choose_form(choice: FormChoice, device_type: str | None = None) -> Form:
+    """The form a run will use from its first token to its last; `auto` is the fastest.
 
     Without a device only what is installed is looked at, and `auto` is meant for a CPU.
     """
-    chosen = one_of(ImplementationChoice, choice, "implementation")
+    chosen = one_of(FormChoice, choice, "form")
     compiled = native_library.library() is not None
     if chosen == "auto":
         if device_type == "cuda":
-            return "fla" if fla.is_installed() else "chunked"
-        return "native" if compiled and device_type in HAVE_NATIVE else "chunked"
+            return "fla" if fla.is_installed() else "torch"
+        return "native" if compiled and device_type in HAVE_NATIVE else "torch"
     if chosen == "native" and not compiled:
         raise ValueError(
-            "implementation native: this installation has no compiled kernel; install mixerloop "
-            "again where there is a C++ compiler, or choose chunked"
+            "form native: this installation has no compiled kernel; install mixerloop "
+            "again where there is a C++ compiler, or choose torch"
         )
     if chosen == "native" and device_type not in HAVE_NATIVE:
-        raise ValueError(
-            f"implementation native runs on CPUs; choose fla or chunked on {device_type}"
-        )
+        raise ValueError(f"form native runs on CPUs; choose fla or torch on {device_type}")
     if chosen == "fla" and not fla.is_installed():
         raise ValueError(
-            "implementation fla: flash-linear-attention is not installed: pip install "
-            "'mixerloop[fla]'"
+            "form fla: flash-linear-attention is not installed: pip install 'mixerloop[fla]'"
         )
     if chosen == "fla" and device_type == "cpu" and not fla.is_interpreted():
-        raise ValueError("implementation fla needs a CUDA device; choose native or chunked")
+        raise ValueError("form fla needs a CUDA device; choose native or torch")
     return chosen
 
 
@@ -74,7 +69,7 @@ def gated_delta_rule(
     log_decay: Float[Tensor, "batch seq heads"],
     write_strength: Float[Tensor, "batch seq heads"],
     initial_state: Float[Tensor, "batch heads d_key d_value"] | None = None,
-    implementation: ImplementationChoice = "auto",
+    form: FormChoice = "auto",
 ) -> tuple[Float[Tensor, "batch seq heads d_value"], Float[Tensor, "batch heads d_key d_value"]]:
     """Run the rule over a sequence; returns the outputs and the state after the last token."""
     _check(
@@ -92,13 +87,13 @@ def gated_delta_rule(
     if initial_state is None:
         batch, _, heads, d_key = key.shape
         initial_state = value.new_zeros(batch, heads, d_key, value.shape[-1], dtype=state_dtype)
-    chosen = choose_implementation(implementation, value.device.type)
+    chosen = choose_form(form, value.device.type)
     narrow = chosen in ("native", "fla") and {query.dtype, key.dtype, value.dtype} == {
         torch.bfloat16
     }
     token_dtype = torch.bfloat16 if narrow and state_dtype == torch.float32 else state_dtype
     with torch.autocast(value.device.type, enabled=False):
-        output, final_state = _IMPLEMENTATIONS[chosen](
+        output, final_state = _FORMS[chosen](
             query=query.to(token_dtype),
             key=key.to(token_dtype),
             value=value.to(token_dtype),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mixerloop.config import ComputeDtype, ComputeDtypeChoice
-from mixerloop.strict import one_of
+from mixerloop.parsing import one_of
 
 WORTHWHILE = 1.2
 """How much faster a product in bfloat16 must be than in float32 for its coarser rounding."""

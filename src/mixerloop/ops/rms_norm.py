@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from mixerloop.config import Implementation
+from mixerloop.config import Form
 from mixerloop.ops import native_library
 
 
@@ -14,7 +14,7 @@ def rms_norm(
     weight: Float[Tensor, " width"],
     *,
     eps: float,
-    implementation: Implementation,
+    form: Form,
     dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "*batch width"]:
     """The last dimension at unit mean square, weighted; rounded to `dtype` at the end, if given."""
@@ -23,7 +23,7 @@ def rms_norm(
     wide = torch.promote_types(x.dtype, torch.float32)
     dtype = wide if dtype is None else dtype
     x = x.to(wide)
-    if implementation == "native" and wide == weight.dtype and dtype in (wide, torch.bfloat16):
+    if form == "native" and wide == weight.dtype and dtype in (wide, torch.bfloat16):
         if native_library.goes_past_dispatcher(x, weight):
             return _run_forward(x, weight, eps, dtype)
         return _forward(x, weight, eps, dtype)

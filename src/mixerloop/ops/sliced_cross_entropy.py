@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mixerloop.config import Implementation
+from mixerloop.config import Form
 from mixerloop.ops import native_library
 from mixerloop.ops.precision import product_dtype
 
@@ -23,7 +23,7 @@ def sliced_cross_entropy(
     x: Float[Tensor, "tokens d_model"],
     weight: Float[Tensor, "vocab d_model"],
     labels: Int[Tensor, " tokens"],
-    implementation: Implementation = "chunked",
+    form: Form = "torch",
 ) -> Float[Tensor, ""]:
     """The sum of -log softmax(x weight^T)[label] over the tokens that have a label.
 
@@ -33,9 +33,7 @@ def sliced_cross_entropy(
     _check(x, weight, labels)
     product = product_dtype(x)
     with torch.autocast(x.device.type, enabled=False):
-        return _SlicedCrossEntropy.apply(
-            x, weight, labels, product, implementation, torch.is_grad_enabled()
-        )  # pyright: ignore
+        return _SlicedCrossEntropy.apply(x, weight, labels, product, form, torch.is_grad_enabled())  # pyright: ignore
 
 
 @torch.no_grad()
@@ -44,7 +42,7 @@ def token_losses(
     x: Float[Tensor, "tokens d_model"],
     weight: Float[Tensor, "vocab d_model"],
     labels: Int[Tensor, " tokens"],
-    implementation: Implementation = "chunked",
+    form: Form = "torch",
 ) -> tuple[Float[Tensor, " tokens"], Int[Tensor, " tokens"]]:
     """Each token's own loss, and the id of its largest logit; without gradients."""
     _check(x, weight, labels)
@@ -57,7 +55,7 @@ def token_losses(
             here = slice(at, at + SLICE_TOKENS)
             logits = x[here].to(product) @ head.T
             most_likely[here] = logits.argmax(-1)
-            losses[here], _ = _losses(logits, labels[here], implementation, with_gradient=False)
+            losses[here], _ = _losses(logits, labels[here], form, with_gradient=False)
     return losses, most_likely
 
 
@@ -75,7 +73,7 @@ def _check(x: Tensor, weight: Tensor, labels: Tensor) -> None:
 
 class _SlicedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, labels, product, implementation, wants_gradients):
+    def forward(ctx, x, weight, labels, product, form, wants_gradients):
         wants_x, wants_weight = (wants_gradients and need for need in ctx.needs_input_grad[:2])
         wide = torch.promote_types(x.dtype, torch.float32)
         d_x = torch.empty_like(x) if wants_x else None
@@ -87,9 +85,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
             here = slice(at, at + SLICE_TOKENS)
             tokens, targets = x[here].to(product), labels[here]
             logits = torch.mm(tokens, head.T, out=buffer[: len(targets)])
-            losses, d_logits = _losses(
-                logits, targets, implementation, with_gradient=wants_x or wants_weight
-            )
+            losses, d_logits = _losses(logits, targets, form, with_gradient=wants_x or wants_weight)
             total += losses.sum()
             if d_x is not None:
                 d_x[here] = d_logits @ head
@@ -119,10 +115,10 @@ class _SlicedCrossEntropy(torch.autograd.Function):
 
 
 def _losses(
-    logits: Tensor, targets: Tensor, implementation: Implementation, *, with_gradient: bool
+    logits: Tensor, targets: Tensor, form: Form, *, with_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """Each token's loss and, in the place of the logits or new, their gradient if it is wanted."""
-    if implementation == "native" and logits.dtype in native_library.TYPES:
+    if form == "native" and logits.dtype in native_library.TYPES:
         run = _run_native if native_library.goes_past_dispatcher(logits, targets) else _native
         return run(logits, targets.long(), with_gradient), logits
     return _torch(logits, targets, with_gradient=with_gradient)

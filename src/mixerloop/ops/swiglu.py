@@ -5,17 +5,17 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from mixerloop.config import Implementation
+from mixerloop.config import Form
 from mixerloop.ops import native_library
 
 
 def swiglu(
-    gate_up: Float[Tensor, "*batch 2*width"], *, implementation: Implementation
+    gate_up: Float[Tensor, "*batch 2*width"], *, form: Form
 ) -> Float[Tensor, "*batch width"]:
     """The first half through SiLU, times the second."""
     if gate_up.shape[-1] % 2:
         raise ValueError(f"gate and up must be of one width, got {gate_up.shape[-1]} for both")
-    if implementation == "native" and gate_up.dtype in native_library.TYPES:
+    if form == "native" and gate_up.dtype in native_library.TYPES:
         if native_library.goes_past_dispatcher(gate_up):
             return _run_forward(gate_up)
         return _forward(gate_up)

@@ -11,7 +11,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mixerloop import runs
+from mixerloop.files import write_file
 
 if TYPE_CHECKING:
     import altair as alt
@@ -75,7 +75,7 @@ class Figure:
         folder.mkdir(parents=True, exist_ok=True)
         png = vl_convert.vegalite_to_png(self.spec(), vl_version=vega_version(), scale=PNG_SCALE)
         for ending, content in (("csv", self.csv()), ("svg", self.svg()), ("png", png)):
-            runs.write_file(folder / f"{self.name}.{ending}", content)
+            write_file(folder / f"{self.name}.{ending}", content)
 
 
 def vega_version() -> str:

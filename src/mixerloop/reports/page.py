@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from mixerloop import runs
+from mixerloop.files import write_file
 from mixerloop.reports.blocks import Drawing, Findings, Paragraph, Report, Table, as_markdown
 from mixerloop.reports.figure import Figure, vega_version
 from mixerloop.study_folder import FIGURES, REPORT
@@ -21,9 +21,9 @@ def write_report(report: Report, page: Path) -> None:
     for section in report.sections:
         for block in section.blocks:
             if isinstance(block, Drawing):
-                runs.write_file(folder / f"{block.name}.svg", block.svg)
-    runs.write_file(page.with_suffix(".md"), as_markdown(report, figures))
-    runs.write_file(page, as_page(report))
+                write_file(folder / f"{block.name}.svg", block.svg)
+    write_file(page.with_suffix(".md"), as_markdown(report, figures))
+    write_file(page, as_page(report))
 
 
 def as_page(report: Report) -> str:

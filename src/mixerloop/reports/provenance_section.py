@@ -14,7 +14,7 @@ def provenance(results: StudyResults) -> Iterator[Block]:
     births = list(_births(results))
     rows = [
         [
-            *(of, what, str(facts.get("seed", "")), str(facts.get("implementation", ""))),
+            *(of, what, str(facts.get("seed", "")), str(facts.get("form", ""))),
             str(facts.get("compute_dtype", "")),
             str(facts.get("checkpoint_sha256", ""))[:10],
             str(facts.get("data", ""))[:10],

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mixerloop import runs, study_folder
+from mixerloop.files import read_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +179,7 @@ def _run(folder: Path, cell: dict[str, Any]) -> RunResults | None:
 def _read(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
-    found = runs.read_json(path)
+    found = read_json(path)
     if not isinstance(found, dict):
         raise ValueError(f"{path}: not a result; make it again")
     return found

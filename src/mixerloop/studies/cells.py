@@ -14,7 +14,9 @@ from mixerloop import config as configs
 from mixerloop import runs
 from mixerloop.evaluation.comparison import compare, to_json
 from mixerloop.evaluation.kept_results import read_results
-from mixerloop.strict import one_line
+from mixerloop.files import is_locked, json_text, locked, read_json, remove_leftovers, write_file
+from mixerloop.parsing import one_line
+from mixerloop.provenance import collect_provenance, now
 from mixerloop.studies.measuring import measure_run
 from mixerloop.studies.plan import Cell, Plan
 from mixerloop.studies.study import (
@@ -36,7 +38,7 @@ from mixerloop.study_folder import (
     record_of,
 )
 from mixerloop.training.display import show_training
-from mixerloop.training.session import Trained, resume, train
+from mixerloop.training.sessions import Trained, resume, train
 from mixerloop.training.status import status
 from mixerloop.training.trainer import open_data
 
@@ -69,7 +71,7 @@ class CellState:
 def state_of(folder: Path, name: str, measure: Sequence[Measure]) -> CellState:
     """Look at a cell of a study's folder, and change nothing."""
     record, run = record_of(folder, name), folder / name
-    kept = runs.read_json(record / STATE) if (record / STATE).is_file() else {}
+    kept = read_json(record / STATE) if (record / STATE).is_file() else {}
     facts: dict[str, Any] = {}
     if (run / runs.PROVENANCE).is_file():
         found = status(run)
@@ -78,7 +80,7 @@ def state_of(folder: Path, name: str, measure: Sequence[Measure]) -> CellState:
             "total_steps": found.total_steps,
             "train_seconds": found.seconds,
         }
-    if runs.is_locked(record):
+    if is_locked(record):
         return CellState(state="running", **facts)
     if kept.get("state") == "failed":
         return CellState(state="failed", error=kept.get("error"), **facts)
@@ -97,7 +99,7 @@ def _check_made_of(plan: Plan, part: PartSettings, given: dict[str, Sequence[Pat
     path = _data_record(plan, part) / MADE_OF
     if not path.is_file():
         return
-    before = runs.read_json(path)
+    before = read_json(path)
     data = plan.data(part.name)
     if before["prepare"] != list(part.prepare):
         old, new = (" ".join(words) for words in (before["prepare"], part.prepare))
@@ -151,7 +153,7 @@ def _make_data(
 ) -> None:
     record = _data_record(plan, part)
     files = {word: [str(one.resolve()) for one in given[word]] for word in given}
-    runs.write_file(record / MADE_OF, runs.to_json({"prepare": list(part.prepare), **files}))
+    write_file(record / MADE_OF, json_text({"prepare": list(part.prepare), **files}))
     try:
         _logged(command, [*arguments, "--out", str(plan.data(part.name))], record)
     except SystemExit as stop:
@@ -190,7 +192,7 @@ def run_cell(plan: Plan, cell: Cell, say: Say) -> bool:
         try:
             _run(plan, cell, say, record)
         except Exception as error:
-            runs.write_file(record / ERROR, traceback.format_exc())
+            write_file(record / ERROR, traceback.format_exc())
             _keep(record, state="failed", error=one_line(error))
             raise
         _keep(record, state="done", error=None)
@@ -199,10 +201,10 @@ def run_cell(plan: Plan, cell: Cell, say: Say) -> bool:
 
 def _run(plan: Plan, cell: Cell, say: Say, record: Path) -> None:
     run = plan.run(cell)
-    runs.remove_leftovers(run.parent, of=run.name)
+    remove_leftovers(run.parent, of=run.name)
     if not run.exists():
         config = record / runs.CONFIG
-        runs.write_file(config, configs.dump(cell.config))
+        write_file(config, configs.dump(cell.config))
         say("training")
         with _log(record, f"train {config} --out {run}"):
             _end_if_stopped(train(configs.load(config), run, display=show_training))
@@ -245,7 +247,7 @@ def run_prefill(plan: Plan, asked: PrefillSettings, command: Command, say: Say) 
         arguments += ["--batches", *map(str, asked.batches), "--length", str(asked.length)]
         arguments += ["--warmup", str(asked.warmup), "--repeats", str(asked.repeats)]
         arguments += ["--compute-dtype", asked.compute_dtype, "--device", asked.device]
-        runs.write_file(path, _output(command, [*arguments, "--json"]))
+        write_file(path, _output(command, [*arguments, "--json"]))
 
 
 def compare_part(plan: Plan, part: PartSettings) -> None:
@@ -258,8 +260,8 @@ def compare_part(plan: Plan, part: PartSettings) -> None:
         return
     results = [read_results(plan.run(cell)) for cell in done]
     comparison = compare(results, seed=COMPARISON_SEED)
-    provenance = runs.provenance(seed=COMPARISON_SEED)
-    runs.write_file(path, runs.to_json(to_json(comparison, results) | {"provenance": provenance}))
+    provenance = collect_provenance(seed=COMPARISON_SEED)
+    write_file(path, json_text(to_json(comparison, results) | {"provenance": provenance}))
 
 
 @contextlib.contextmanager
@@ -268,7 +270,7 @@ def _lock(record: Path) -> Iterator[bool]:
     record.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(runs.locked(record))
+            stack.enter_context(locked(record))
         except ValueError:
             yield False
         else:
@@ -276,7 +278,7 @@ def _lock(record: Path) -> Iterator[bool]:
 
 
 def _keep(record: Path, **facts: Any) -> None:
-    runs.write_file(record / STATE, runs.to_json(facts))
+    write_file(record / STATE, json_text(facts))
 
 
 def _logged(command: Command, arguments: list[str], record: Path) -> None:
@@ -289,9 +291,9 @@ def _logged(command: Command, arguments: list[str], record: Path) -> None:
 def _log(record: Path, what: str) -> Iterator[None]:
     """Note what is done, and when it began and ended; what is printed goes there too."""
     with (record / LOG).open("a") as log, contextlib.redirect_stdout(log):
-        print(f"{runs.now()}  {what}", flush=True)
+        print(f"{now()}  {what}", flush=True)
         yield
-        print(f"{runs.now()}  done", flush=True)
+        print(f"{now()}  done", flush=True)
 
 
 def _output(command: Command, arguments: list[str]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from mixerloop.benchmarking.training import training_step
+from mixerloop.benchmarking.training_speed import training_step
 from mixerloop.config import RunConfig
 from mixerloop.data.hops import Hops, HopsSettings
 from mixerloop.model.accounting import training_flops_per_token
@@ -24,7 +24,7 @@ def expected_seconds(config: RunConfig) -> float:
     if train.seconds is not None:
         return train.seconds
     context = data.context or Hops(HopsSettings(), "train").context
-    model = fresh_model(config.model, seed=0, implementation=train.implementation)
+    model = fresh_model(config.model, seed=0, form=train.form)
     budget = budget_of(
         train,
         tokens_per_step=train.global_batch * context,

@@ -8,7 +8,7 @@ with it, and Ray starts the cell again elsewhere, where it goes on from its last
 import subprocess
 from collections.abc import Callable, Sequence
 
-from mixerloop.strict import one_line
+from mixerloop.parsing import one_line
 from mixerloop.studies.cell_process import start_cell
 from mixerloop.studies.cells import is_done
 from mixerloop.studies.plan import Cell, Plan

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from mixerloop import config as configs
-from mixerloop import runs
 from mixerloop.config import BUDGETS, ModelConfig, RunConfig
+from mixerloop.files import json_text, write_file
 from mixerloop.model.accounting import account_model, training_flops_per_token
 from mixerloop.model.initialization import meta_model
 from mixerloop.notation import notation
 from mixerloop.ops.precision import choose_compute_dtype
+from mixerloop.provenance import collect_provenance
 from mixerloop.studies.study import (
     ArmSettings,
     Match,
@@ -80,13 +81,13 @@ class Plan:
 
     def write(self) -> None:
         """Keep what a report or a status needs to know, in one file."""
-        runs.write_file(self.folder / PLAN, runs.to_json(self.to_json()))
+        write_file(self.folder / PLAN, json_text(self.to_json()))
 
     def check_unchanged(self) -> None:
         """Refuse a folder whose data or measurements were made as another plan said."""
         if not (self.folder / PLAN).is_file():
             return
-        before, now = read_plan(self.folder), json.loads(runs.to_json(self.to_json()))
+        before, now = read_plan(self.folder), json.loads(json_text(self.to_json()))
         parts = {part["name"]: part for part in before["parts"]}
         for part in now["parts"]:
             before_part = parts.get(part["name"], part)
@@ -141,7 +142,7 @@ class Plan:
                 for cell in self.cells
             ],
             "prefill": None if study.prefill is None else asdict(study.prefill),
-            "provenance": runs.provenance(),
+            "provenance": collect_provenance(),
         }
 
     def _compute_dtype(self, part: PartSettings) -> str:
@@ -283,9 +284,9 @@ def _check_match(
 
 
 def _flops(config: RunConfig) -> float:
-    return training_flops_per_token(meta_model(config.model, implementation="chunked"))
+    return training_flops_per_token(meta_model(config.model, form="torch"))
 
 
 def _parameters(config: ModelConfig) -> int:
-    model = meta_model(config, implementation="chunked")
+    model = meta_model(config, form="torch")
     return sum(parameter.numel() for parameter in model.parameters())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mixerloop.config import PRESETS, ComputeDtype, Device
-from mixerloop.strict import from_dict, one_line, suggest
+from mixerloop.parsing import from_dict, one_line, suggest
 from mixerloop.study_folder import CELLS, DATA, FIGURES
 
 Match = Literal["parameters+tokens", "flops", "seconds"]

@@ -14,7 +14,7 @@ def show_training(trainer: Trainer) -> "TrainingLine":
         warmup = trainer.budget.warmup_steps(train.warmup_steps, steps)
         of = f" of {steps:,}, the first {warmup:,.0f} a warm-up"
     line.say(
-        f"{trainer.run}: {trainer.num_parameters:,} parameters, {trainer.model.implementation} "
+        f"{trainer.run}: {trainer.num_parameters:,} parameters, {trainer.model.form} "
         f"rule in {train.compute_dtype}, {trainer.tokens_per_step:,} tokens a step, from step "
         f"{trainer.step:,}{of}"
     )

@@ -9,8 +9,7 @@ from mixerloop.config import ComputeDtype
 from mixerloop.data.batches import Batch
 from mixerloop.ops.precision import compute_in
 from mixerloop.ops.sliced_cross_entropy import NOT_SCORED
-from mixerloop.training.engine import Engine
-from mixerloop.training.ranks import Ranks, whole
+from mixerloop.training.parallel import ParallelLoss, Ranks, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +21,16 @@ class Computation:
     ranks: Ranks
 
 
-def accumulate(engine: Engine, batch: Batch, computation: Computation) -> tuple[float, int]:
+def accumulate(
+    summed_loss: ParallelLoss, batch: Batch, computation: Computation
+) -> tuple[float, int]:
     """Leave the gradient of the mean loss over all ranks' scored tokens in the parameters.
 
     Returns this rank's summed loss and the number of tokens all ranks score.
     """
     micro_batch, ranks = computation.micro_batch, computation.ranks
     (num_scored,) = ranks.total(int((batch.labels != NOT_SCORED).sum()))
-    scale = ranks.num_ranks / num_scored  # the engine averages over ranks; the loss is a sum
+    scale = ranks.num_ranks / num_scored  # gradients are averaged over ranks; the loss is a sum
     inputs, labels = (
         torch.from_numpy(x).to(ranks.device, non_blocking=True)
         for x in (batch.inputs, batch.labels)
@@ -37,9 +38,9 @@ def accumulate(engine: Engine, batch: Batch, computation: Computation) -> tuple[
     summed = torch.zeros((), dtype=torch.float64, device=ranks.device)
     for at in range(0, len(inputs), micro_batch):
         here = slice(at, at + micro_batch)
-        with engine.sharing(now=here.stop >= len(inputs)):
+        with summed_loss.sharing(now=here.stop >= len(inputs)):
             with compute_in(computation.compute_dtype, ranks.device.type):
-                loss = engine(inputs[here], labels[here])
+                loss = summed_loss(inputs[here], labels[here])
             (loss * scale).backward()
         summed += loss.detach()
     return float(summed), int(num_scored)

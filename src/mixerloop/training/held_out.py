@@ -7,12 +7,11 @@ from mixerloop.config import ComputeDtype
 from mixerloop.data.batches import Windows
 from mixerloop.ops.precision import compute_in
 from mixerloop.ops.sliced_cross_entropy import NOT_SCORED
-from mixerloop.training.engine import Engine
-from mixerloop.training.ranks import Ranks
+from mixerloop.training.parallel import ParallelLoss, Ranks
 
 
 def held_out_nll(
-    engine: Engine,
+    summed_loss: ParallelLoss,
     windows: Windows,
     *,
     num_windows: int,
@@ -29,13 +28,15 @@ def held_out_nll(
     share = -(-num_windows // ranks.num_ranks)
     mine = np.arange(share) + ranks.rank * share
     summed = scored = 0.0
-    with engine.evaluating():
+    with summed_loss.evaluating():
         for at in range(0, share, micro_batch):
             indices = mine[at : at + micro_batch]
             inputs, labels = windows.read(indices % num_windows)
             labels = np.where((indices < num_windows)[:, None], labels, NOT_SCORED)
             with compute_in(compute_dtype, ranks.device.type):
-                loss = engine(*(torch.from_numpy(x).to(ranks.device) for x in (inputs, labels)))
+                loss = summed_loss(
+                    *(torch.from_numpy(x).to(ranks.device) for x in (inputs, labels))
+                )
             summed += float(loss)
             scored += int((labels != NOT_SCORED).sum())
     summed, scored = ranks.total(summed, scored)

@@ -25,5 +25,5 @@ class SummedLoss(nn.Module):
             x=model.final_norm(residual).flatten(0, 1),
             weight=model.embedding.weight,
             labels=labels.flatten(),
-            implementation=model.implementation,
+            form=model.form,
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mixerloop import runs
+from mixerloop.files import write_file
 
 FLUSH_SECONDS = 30  # how long TensorBoard may wait for new points
 
@@ -162,7 +163,7 @@ def cut_back(path: Path, step: int) -> None:
     """Keep the records up to a step: what came after it will be done again."""
     if path.exists():
         kept = [line for line in _whole_lines(path) if _record(path, line)["step"] <= step]
-        runs.write_file(path, "".join(kept))
+        write_file(path, "".join(kept))
 
 
 def _whole_lines(path: Path) -> list[str]:

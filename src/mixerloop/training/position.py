@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mixerloop import runs
-from mixerloop.strict import from_dict
+from mixerloop.files import json_text, read_json, write_file
+from mixerloop.parsing import from_dict
 
 POSITION = "position.json"
 
@@ -25,7 +25,7 @@ class Position:
 
 def write_position(folder: Path, position: Position) -> None:
     """Put a position beside the tensors it belongs to."""
-    runs.write_file(folder / POSITION, runs.to_json(asdict(position)))
+    write_file(folder / POSITION, json_text(asdict(position)))
 
 
 def read_position(folder: Path) -> Position:
@@ -33,7 +33,7 @@ def read_position(folder: Path) -> Position:
     path = folder / POSITION
     if not path.is_file():
         raise ValueError(f"{folder}: no {POSITION}; this checkpoint was not written by training")
-    data = runs.read_json(path)
+    data = read_json(path)
     if not isinstance(data, dict):
         raise ValueError(f"{path}: not a position")
     try:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from mixerloop import config as configs
 from mixerloop import runs
+from mixerloop.files import is_locked
 from mixerloop.training.metrics import last_line
 from mixerloop.training.position import POSITION, read_position
 
@@ -66,7 +67,7 @@ def _status(run: Path) -> Status:
     state: State = "finished" if position.finished else "stopped"
     return Status(
         run=str(run),
-        state="running" if runs.is_locked(run) else state,
+        state="running" if is_locked(run) else state,
         schedule=schedule,
         step=metrics.get("step", position.step),
         total_steps=position.total_steps,

@@ -19,15 +19,15 @@ from types import FrameType
 import torch
 
 from mixerloop import machine, runs
-from mixerloop.config import RunConfig
+from mixerloop.config import RunConfig, check_same_run
 from mixerloop.data.batches import Batch, Batches, Windows, open_windows
+from mixerloop.files import check_space
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.checkpoint import load_model
-from mixerloop.ops.gated_delta_rule import choose_implementation
-from mixerloop.training import checkpoint
+from mixerloop.ops.gated_delta_rule import choose_form
+from mixerloop.training import checkpoints
 from mixerloop.training.budget import Budget, budget_of
 from mixerloop.training.core_share import CoreShare
-from mixerloop.training.engine import Engine
 from mixerloop.training.gemm_rate import gemm_rate
 from mixerloop.training.gradients import Computation, accumulate, clip
 from mixerloop.training.held_out import held_out_nll
@@ -35,9 +35,8 @@ from mixerloop.training.loss import SummedLoss
 from mixerloop.training.lr_curve import learning_rate
 from mixerloop.training.metrics import Metrics, Timing, Watcher
 from mixerloop.training.optimizer import hold_what_never_runs, make_optimizer
+from mixerloop.training.parallel import ParallelLoss, Ranks, local_parts
 from mixerloop.training.position import Position
-from mixerloop.training.ranks import Ranks, local_parts
-from mixerloop.training.same_run import check_same_run
 
 BYTES_PER_PARAMETER = 12  # a checkpoint holds each weight and its two moments in float32
 ENDLESS = 2**62
@@ -72,9 +71,9 @@ class Trainer:
         tokenizer = Path(data.path) / runs.TOKENIZER
         self.tokenizer = tokenizer if tokenizer.is_file() else None
 
-        choose_implementation(train.implementation, ranks.device.type)  # or say why not
+        choose_form(train.form, ranks.device.type)  # or say why not
         folder = runs.find_checkpoint(run)
-        self.model, saved = load_model(folder, implementation=train.implementation)
+        self.model, saved = load_model(folder, form=train.form)
         check_same_run(saved, config, where=str(folder))
         self.num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.flops_per_token = training_flops_per_token(self.model)
@@ -84,11 +83,11 @@ class Trainer:
             for layer in self.model.layers:
                 layer.compile()
         loss = SummedLoss(self.model, recompute=train.recompute)
-        self.engine = Engine(loss, ranks=ranks, parallel=train.parallel)
+        self.summed_loss = ParallelLoss(loss, ranks=ranks, parallel=train.parallel)
         self.optimizer = make_optimizer(
             self.model, peak_lr=train.peak_lr, weight_decay=train.weight_decay
         )
-        position = checkpoint.restore(folder, self.model, self.optimizer)
+        position = checkpoints.restore(folder, self.model, self.optimizer)
         if folder != runs.checkpoint_folder(run, position.step) or position.seed != train.seed:
             raise ValueError(f"{folder}: its position is not that of this run at this step")
         self.step, self.finished, self.newest = position.step, position.finished, folder
@@ -172,7 +171,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad()
-        summed, num_scored = accumulate(self.engine, batch, self.computation)
+        summed, num_scored = accumulate(self.summed_loss, batch, self.computation)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         grad_norm = clip(parameters, train.clip_norm)
         summed, num_signals = self.ranks.total(summed, len(received))
@@ -192,7 +191,7 @@ class Trainer:
     def _evaluate(self) -> float:
         with self.clock.stopped():
             found = held_out_nll(
-                self.engine,
+                self.summed_loss,
                 self.held_out,
                 num_windows=self.train_config.evaluate_windows,
                 micro_batch=self.computation.micro_batch,
@@ -209,8 +208,8 @@ class Trainer:
             for watcher in watchers:
                 watcher.flush()
             if self.ranks.is_first:
-                runs.check_space(self.run, self.num_parameters * BYTES_PER_PARAMETER)
-            self.newest = checkpoint.save(
+                check_space(self.run, self.num_parameters * BYTES_PER_PARAMETER)
+            self.newest = checkpoints.save(
                 self.run,
                 self.model,
                 self.optimizer,
@@ -227,7 +226,7 @@ class Trainer:
             )
             if self.ranks.is_first:
                 train = self.train_config
-                checkpoint.prune(self.run, keep_last=train.keep_last, keep_every=train.keep_every)
+                checkpoints.prune(self.run, keep_last=train.keep_last, keep_every=train.keep_every)
 
     def _timing(self, seconds: float) -> Timing:
         """The speed of one step; what is left goes by the mean of all."""
@@ -267,7 +266,7 @@ class Trainer:
             for start in starts:
                 here = slice(start, start + size)
                 few = Batch(step=batch.step, inputs=batch.inputs[here], labels=batch.labels[here])
-                accumulate(self.engine, few, self.computation)
+                accumulate(self.summed_loss, few, self.computation)
             gradients.append([weight.grad for weight in self.model.parameters()])
         torch.set_num_threads(num_threads)
         self.optimizer.zero_grad()

@@ -38,7 +38,7 @@ def shared_residuals(
     positions: Int[Tensor, " positions"],
     policies: Sequence[Policy],
     *,
-    native: Policy,
+    intact: Policy,
 ) -> tuple[
     Float[Tensor, "windows positions d_model"], list[Float[Tensor, "windows positions d_model"]]
 ]:
@@ -48,11 +48,11 @@ def shared_residuals(
     """
     leave_at = defaultdict(list)
     for number, policy in enumerate(policies):
-        leave_at[first_difference(policy, native)].append(number)
+        leave_at[first_difference(policy, intact)].append(number)
     last_mixings = [last_mixing(policy) for policy in policies]
-    trunk = _Branch(native, model.embed(tokens), None)
+    trunk = _Branch(intact, model.embed(tokens), None)
     branches: dict[int, _Branch] = {}
-    for at, step in enumerate(native):
+    for at, step in enumerate(intact):
         for number in leave_at.pop(at, []):
             branches[number] = _Branch(policies[number], trunk.residual, trunk.before_pass)
         together = defaultdict(list)
@@ -63,7 +63,7 @@ def shared_residuals(
         for (its_step, _), group in together.items():
             _advance_in_batches(model, its_step, group)
         _advance(model, step, [trunk])
-    for number in leave_at.pop(len(native), []):  # those that do not differ
+    for number in leave_at.pop(len(intact), []):  # those that do not differ
         branches[number] = trunk
     assert not leave_at, "a policy never left the trunk"
     found = [

@@ -7,20 +7,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mixerloop import machine, runs
+from mixerloop import machine
 from mixerloop.config import (
     ComputeDtype,
     Device,
-    ImplementationChoice,
+    FormChoice,
     InitRule,
     check_fits,
     preset,
 )
 from mixerloop.data.batches import fingerprint
+from mixerloop.files import check_can_hold, json_text, write_file
 from mixerloop.model.device import find_device
 from mixerloop.model.initialization import fresh_model
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.ops.gated_delta_rule import choose_implementation
+from mixerloop.ops.gated_delta_rule import choose_form
+from mixerloop.provenance import collect_provenance
 from mixerloop.subject import Heading, Subject
 from mixerloop.transport.result import transport_result
 from mixerloop.transport.windows import Windows, held_out_windows, uniform_windows
@@ -110,7 +112,7 @@ def measure_transport(
             subject.config.model,
             seed=train.seed,
             rule=train.init,
-            implementation=subject.model.implementation,
+            form=subject.model.form,
         ).to(subject.device)
         without_removal = dataclasses.replace(looking, removal=False)
         control_figures = _figures(fresh, windows, subject, without_removal, "control", progress)
@@ -133,7 +135,7 @@ def measure_fresh_transport(
     schedule: str | None = None,
     init: InitRule = "shared",
     compute_dtype: ComputeDtype = "float32",
-    implementation: ImplementationChoice = "auto",
+    form: FormChoice = "auto",
     device: Device = "auto",
     results: Path | None = None,
     progress: Progress | None = None,
@@ -145,7 +147,7 @@ def measure_fresh_transport(
     looking = Looking() if looking is None else looking
     machine.keep_freed_memory()
     if results is not None:
-        runs.check_can_hold(results)
+        check_can_hold(results)
     config = preset(size)
     config = dataclasses.replace(config, schedule=schedule or config.schedule)
     found_device = find_device(device, option="--device")
@@ -161,7 +163,7 @@ def measure_fresh_transport(
         config,
         seed=looking.seed,
         rule=init,
-        implementation=choose_implementation(implementation, found_device.type),
+        form=choose_form(form, found_device.type),
     ).to(found_device)
     figures = transport_result(
         model,
@@ -175,19 +177,19 @@ def measure_fresh_transport(
         heading=None,
         figures=figures,
         control=None,
-        provenance=runs.provenance(
+        provenance=collect_provenance(
             seed=looking.seed,
             preset=size,
             init=init,
             data="uniform token ids",
-            implementation=model.implementation,
+            form=model.form,
             compute_dtype=compute_dtype,
             device=found_device.type,
         ),
     )
     if results is not None:
         results.mkdir(parents=True, exist_ok=True)
-        runs.write_file(results / TRANSPORT, runs.to_json(result.to_json()))
+        write_file(results / TRANSPORT, json_text(result.to_json()))
     return result
 
 

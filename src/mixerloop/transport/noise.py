@@ -12,9 +12,9 @@ from mixerloop.config import ComputeDtype
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.ops.precision import compute_in
 from mixerloop.schedule import Schedule
-from mixerloop.transport.metrics import marginal_itr
+from mixerloop.transport.geometry import marginal_itr
 from mixerloop.transport.policies import mixer_passes
-from mixerloop.transport.trajectory import Readout, by_window_gram, mixing_layers, readouts
+from mixerloop.transport.trajectories import Readout, by_window_gram, mixing_layers, readouts
 from mixerloop.transport.windows import Windows
 
 NOISE_WINDOWS = 2

@@ -8,35 +8,35 @@ from typing import Literal, NamedTuple
 
 from mixerloop.schedule import Occurrence, Schedule
 
-Mark = Literal["native", "context_off", "skipped"]
+Mark = Literal["intact", "context_off", "skipped"]
 
 
 class Step(NamedTuple):
     """An occurrence and how it runs."""
 
     occurrence: Occurrence
-    mark: Mark = "native"
+    mark: Mark = "intact"
 
     @property
     def mixes_tokens(self) -> bool:
         """Whether a token can see another one here."""
-        return self.occurrence.sublayer == "mixer" and self.mark == "native"
+        return self.occurrence.sublayer == "mixer" and self.mark == "intact"
 
 
 Policy = tuple[Step, ...]
 
 
-def native(schedule: Schedule) -> Policy:
+def intact(schedule: Schedule) -> Policy:
     """The model as it is."""
     return tuple(Step(occurrence) for occurrence in schedule)
 
 
-def restored(schedule: Schedule, *, layer: int, num_native: int) -> Policy:
+def restored(schedule: Schedule, *, layer: int, num_intact: int) -> Policy:
     """The first passes of a layer's mixer as they are, the later ones without context."""
     passes = mixer_passes(schedule, layer)
-    if not 0 <= num_native <= len(passes):
-        raise ValueError(f"layer {layer} makes {len(passes)} mixer passes, not {num_native}")
-    return _marked(schedule, passes[num_native:], "context_off")
+    if not 0 <= num_intact <= len(passes):
+        raise ValueError(f"layer {layer} makes {len(passes)} mixer passes, not {num_intact}")
+    return _marked(schedule, passes[num_intact:], "context_off")
 
 
 def skipped(schedule: Schedule, occurrence: Occurrence) -> Policy:
@@ -51,7 +51,7 @@ def swapped(schedule: Schedule, occurrence: Occurrence) -> Policy:
     if at == 0 or before.layer != occurrence.layer or before.sublayer == occurrence.sublayer:
         raise ValueError(f"{occurrence}: does not follow the other sublayer of its layer")
     order = (*schedule[: at - 1], occurrence, before, *schedule[at + 1 :])
-    return native(order)
+    return intact(order)
 
 
 def mixer_passes(schedule: Schedule, layer: int) -> Schedule:
@@ -74,4 +74,4 @@ def _marked(schedule: Schedule, occurrences: tuple[Occurrence, ...], mark: Mark)
     for occurrence in occurrences:
         if occurrence not in schedule:
             raise ValueError(f"{occurrence} is not in the schedule, so nothing would happen")
-    return tuple(Step(one, mark if one in occurrences else "native") for one in schedule)
+    return tuple(Step(one, mark if one in occurrences else "intact") for one in schedule)

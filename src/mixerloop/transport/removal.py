@@ -19,7 +19,7 @@ from mixerloop.ops.precision import compute_in
 from mixerloop.ops.workers import map_on_cores
 from mixerloop.schedule import Occurrence, Schedule
 from mixerloop.transport.executor import shared_residuals
-from mixerloop.transport.policies import Policy, native, skipped, swapped
+from mixerloop.transport.policies import Policy, intact, skipped, swapped
 from mixerloop.transport.windows import Batch, Windows
 
 Removal = Literal["skip", "ffn_off", "swap_order"]
@@ -73,7 +73,7 @@ def removal_costs(
         here, (tokens, positions, targets) = batch
         with torch.inference_mode(), compute_in(compute_dtype, device.type):
             whole, found = shared_residuals(
-                model, tokens, positions, policies, native=native(schedule)
+                model, tokens, positions, policies, intact=intact(schedule)
             )
             before = _nll(model, whole, targets)
             return here, [(_nll(model, one, targets) - before).cpu().numpy() for one in found]

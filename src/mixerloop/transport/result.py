@@ -7,10 +7,10 @@ from mixerloop.config import ComputeDtype
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.notation import notation
 from mixerloop.schedule import Schedule
+from mixerloop.transport.figures import summarise, summarise_removals
 from mixerloop.transport.noise import noise_floor
 from mixerloop.transport.removal import removal_costs
-from mixerloop.transport.summary import summarise, summarise_removals
-from mixerloop.transport.trajectory import Progress, measure
+from mixerloop.transport.trajectories import Progress, measure
 from mixerloop.transport.windows import Windows
 
 

@@ -17,13 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mixerloop import runs
 from mixerloop.evaluation.core.answers import Answer
-from mixerloop.evaluation.core.evaluate import AskedTask, answers, blocks
+from mixerloop.evaluation.core.asking import AskedTask, answers, blocks
 from mixerloop.evaluation.core.questions import Encode
 from mixerloop.evaluation.core.tasks import Task
 from mixerloop.evaluation.scorer import Scorer
-from mixerloop.strict import from_dict, one_line
+from mixerloop.files import json_text, read_json, remove_leftovers, write_file
+from mixerloop.parsing import from_dict, one_line
 
 SETTINGS = "settings.json"
 PARTS = "parts"
@@ -56,7 +56,7 @@ class AnswerFolder:
         """
         path = self.folder / SETTINGS
         for folder in (self.folder, self.folder / PARTS):
-            runs.remove_leftovers(folder)
+            remove_leftovers(folder)
         if path.exists():
             differing = _first_difference(path, settings)
             if differing is None:
@@ -73,7 +73,7 @@ class AnswerFolder:
                 file.unlink(missing_ok=True)
         if (self.folder / PARTS).exists():
             shutil.rmtree(self.folder / PARTS)
-        runs.write_file(path, runs.to_json(settings))
+        write_file(path, json_text(settings))
 
     def work(self, label: str) -> Work | None:
         """What a task took; none if it is not finished."""
@@ -81,7 +81,7 @@ class AnswerFolder:
         if not path.exists():
             return None
         try:
-            return from_dict(Work, runs.read_json(path))
+            return from_dict(Work, read_json(path))
         except (ValueError, TypeError, AttributeError) as error:
             raise _damaged(path, one_line(error)) from None
 
@@ -119,7 +119,7 @@ class AnswerFolder:
                 "tokens_processed": processed,
                 "answers": [asdict(one) for one in found],
             }
-            runs.write_file(path, json.dumps(part))
+            write_file(path, json.dumps(part))
             progress(label, len(block), processed)
         return self._finish(asking, parts)
 
@@ -134,7 +134,7 @@ class AnswerFolder:
     def _finish(self, asking: AskedTask, parts: list[Path]) -> Work:
         label = asking.task.label
         try:
-            done = [runs.read_json(part) for part in parts]
+            done = [read_json(part) for part in parts]
             lines = [one for part in done for one in part["answers"]]
             if [one["example"] for one in lines] != list(range(len(asking.examples))):
                 raise ValueError("not all examples in order")
@@ -146,8 +146,8 @@ class AnswerFolder:
         except (KeyError, TypeError, ValueError) as error:
             raise _damaged(self.folder / PARTS, f"{label}: {one_line(error)}") from None
         text = "".join(json.dumps(one) + "\n" for one in lines)
-        runs.write_file(self._answers(label), text)
-        runs.write_file(self._work(label), runs.to_json(asdict(work)))
+        write_file(self._answers(label), text)
+        write_file(self._work(label), json_text(asdict(work)))
         for part in parts:
             part.unlink()
         return work
@@ -169,7 +169,7 @@ def _damaged(path: Path, how: str) -> ValueError:
 def _first_difference(path: Path, settings: dict[str, Any]) -> tuple[str, Any] | None:
     """The first setting that is another than in a file, and what it is there."""
     try:
-        before = runs.read_json(path)
+        before = read_json(path)
     except ValueError:
         before = None
     if not isinstance(before, dict):

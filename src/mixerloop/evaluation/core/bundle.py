@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 from mixerloop.evaluation.core.tasks import Example, Task, read_examples, read_tasks
-from mixerloop.strict import suggest
+from mixerloop.parsing import suggest
 
 VARIABLE = "MIXERLOOP_CORE_BUNDLE"
 PUBLIC = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"

@@ -6,15 +6,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mixerloop import runs
 from mixerloop.evaluation.core.answer_folder import AnswerFolder
+from mixerloop.evaluation.core.asking import LEAST_CONTEXT, AskedTask, answers, asked, blocks
 from mixerloop.evaluation.core.bundle import find_bundle
-from mixerloop.evaluation.core.evaluate import LEAST_CONTEXT, AskedTask, answers, asked, blocks
 from mixerloop.evaluation.core.questions import Encode
-from mixerloop.evaluation.core.summary import CoreScore, summarise
+from mixerloop.evaluation.core.scores import CoreScore, summarise
 from mixerloop.evaluation.kept_results import CORE, CORE_ANSWERS
 from mixerloop.evaluation.looped_scorer import scorer_of
 from mixerloop.evaluation.scorer import Scorer
+from mixerloop.files import locked
 from mixerloop.paper import CORE_CONTEXT
 from mixerloop.progress_line import duration
 from mixerloop.subject import Heading, Subject
@@ -101,7 +101,7 @@ def evaluate_core(
     asking = [asked(opened, task, limit=limit) for task in opened.choose(tasks)]
     folder = subject.results / CORE_ANSWERS
     folder.mkdir(parents=True, exist_ok=True)
-    with runs.locked(folder):
+    with locked(folder):
         kept = AnswerFolder(folder)
         settings = subject.facts() | {
             "tokenizer": tokenizer.fingerprint,

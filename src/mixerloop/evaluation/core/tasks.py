@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import yaml
 
-from mixerloop.strict import from_dict, one_line, one_of
+from mixerloop.parsing import from_dict, one_line, one_of
 
 Kind = Literal["multiple_choice", "schema", "language_modeling"]
 

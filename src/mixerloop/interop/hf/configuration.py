@@ -16,7 +16,7 @@ from mixerloop.interop.released_config import (
     WITHOUT_MEANING,
     model_config,
 )
-from mixerloop.strict import suggest
+from mixerloop.parsing import suggest
 
 
 @strict

@@ -15,7 +15,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache, LinearAttentionLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from mixerloop.config import Implementation, ModelConfig
+from mixerloop.config import Form, ModelConfig
 from mixerloop.interop.hf.configuration import (
     FFNLoopConfig,
     FullLoopConfig,
@@ -24,9 +24,9 @@ from mixerloop.interop.hf.configuration import (
     NoLoopConfig,
     ScheduleConfig,
 )
-from mixerloop.model.pass_residual import PassResidualTable
+from mixerloop.model.passes.pass_residual import PassResidualTable
 from mixerloop.ops.gated_delta_mixing import MixingWeights, Projected, gated_delta_mixing
-from mixerloop.ops.gated_delta_rule import choose_implementation
+from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.schedule import Occurrence, Sublayer
 
 LinearState = tuple[Tensor, Tensor]
@@ -104,7 +104,7 @@ class LoopedMixer(nn.Module):
             ),
             norm_eps=self.norm_eps,
             largest_write=self.largest_write,
-            implementation=_implementation(x.device.type),
+            form=_form(x.device.type),
             memory=memory,
             conv_history=history,
         )
@@ -534,8 +534,8 @@ def _passes(config: ModelConfig) -> PassResidualTable | None:
         return None
     from mixerloop.model.initialization import meta_model
 
-    return meta_model(config, implementation="chunked").pass_residual
+    return meta_model(config, form="torch").pass_residual
 
 
-def _implementation(device: str) -> Implementation:
-    return choose_implementation("auto", device)
+def _form(device: str) -> Form:
+    return choose_form("auto", device)

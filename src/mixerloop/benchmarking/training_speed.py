@@ -7,16 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from mixerloop.benchmarking.measure import Quartiles, interleaved
-from mixerloop.config import ComputeDtype, ImplementationChoice, ModelConfig
+from mixerloop.config import ComputeDtype, FormChoice, ModelConfig
 from mixerloop.data.batches import Batch
 from mixerloop.model.initialization import fresh_model
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.ops.sliced_cross_entropy import SLICE_TOKENS
-from mixerloop.training.engine import Engine
 from mixerloop.training.gradients import Computation, accumulate, clip
 from mixerloop.training.loss import SummedLoss
 from mixerloop.training.optimizer import make_optimizer
-from mixerloop.training.ranks import Ranks
+from mixerloop.training.parallel import ParallelLoss, Ranks
 
 PEAK_LR, WEIGHT_DECAY, CLIP_NORM = 5e-4, 0.1, 1.0
 CHECKED_TOKENS = 80
@@ -52,12 +51,12 @@ def measure_training(
     length: int,
     compute_dtype: ComputeDtype,
     repeats: int,
-    implementation: ImplementationChoice = "auto",
+    form: FormChoice = "auto",
 ) -> TrainCase:
     """Check the gradient against the torch form's in float32, then time steps and products."""
     config = replace(config, schedule=loop)
-    _check(config, compute_dtype, implementation)
-    model = fresh_model(config, seed=0, implementation=implementation)
+    _check(config, compute_dtype, form)
+    model = fresh_model(config, seed=0, form=form)
     step = training_step(model, batch, length, compute_dtype)
     products = all_products(list(products_of(model, batch * length)), compute_dtype)
     times = interleaved({"step": step, "products": products}, warmup=1, repeats=repeats)
@@ -82,7 +81,7 @@ def training_step(
 ) -> Callable[[], None]:
     """All of a step but reading its batch: gradient, clipping, update."""
     ranks = Ranks()
-    engine = Engine(SummedLoss(model), ranks=ranks, parallel="ddp")
+    engine = ParallelLoss(SummedLoss(model), ranks=ranks, parallel="ddp")
     optimizer = make_optimizer(model, peak_lr=PEAK_LR, weight_decay=WEIGHT_DECAY)
     computation = Computation(micro_batch=batch, compute_dtype=compute_dtype, ranks=ranks)
     windows = _windows(model.config.vocab_size, batch, length)
@@ -134,25 +133,21 @@ def all_products(products: list[Product], compute_dtype: ComputeDtype) -> Callab
     return run
 
 
-def _check(
-    config: ModelConfig, compute_dtype: ComputeDtype, implementation: ImplementationChoice
-) -> None:
+def _check(config: ModelConfig, compute_dtype: ComputeDtype, form: FormChoice) -> None:
     """Each parameter's gradient against the torch form's in float32, then all in the type timed.
 
     In bfloat16 the whole may be as far off as the torch form's own in bfloat16, and half more.
     """
-    wanted = _gradients(config, "float32", "chunked")
+    wanted = _gradients(config, "float32", "torch")
     whole = torch.cat(list(wanted.values()))
-    for name, got in _gradients(config, "float32", implementation).items():
+    for name, got in _gradients(config, "float32", form).items():
         off = (got - wanted[name]).norm() / wanted[name].norm().clamp_min(SMALLEST * whole.norm())
         _refuse_beyond(AGREE, float(off), f"{config.schedule}: the gradient of {name}")
     if compute_dtype == "float32":
         return
     torchs, ours = (
         float((torch.cat(list(found.values())) - whole).norm() / whole.norm())
-        for found in (
-            _gradients(config, compute_dtype, form) for form in ("chunked", implementation)
-        )
+        for found in (_gradients(config, compute_dtype, form) for form in ("torch", form))
     )
     _refuse_beyond(1.5 * torchs, ours, f"{config.schedule}: the gradient in {compute_dtype}")
 
@@ -163,10 +158,10 @@ def _refuse_beyond(bound: float, off: float, what: str) -> None:
 
 
 def _gradients(
-    config: ModelConfig, compute_dtype: ComputeDtype, implementation: ImplementationChoice
+    config: ModelConfig, compute_dtype: ComputeDtype, form: FormChoice
 ) -> dict[str, Tensor]:
-    model, ranks = fresh_model(config, seed=0, implementation=implementation), Ranks()
-    engine = Engine(SummedLoss(model), ranks=ranks, parallel="ddp")
+    model, ranks = fresh_model(config, seed=0, form=form), Ranks()
+    engine = ParallelLoss(SummedLoss(model), ranks=ranks, parallel="ddp")
     computation = Computation(micro_batch=1, compute_dtype=compute_dtype, ranks=ranks)
     accumulate(engine, _windows(config.vocab_size, 1, CHECKED_TOKENS), computation)
     named = ((name, parameter.grad) for name, parameter in model.named_parameters())

@@ -9,7 +9,7 @@ from mixerloop.config import ComputeDtype, ModelConfig
 from mixerloop.model.accounting import account_model, account_schedule
 from mixerloop.model.initialization import fresh_model
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.ops.gated_delta_rule import choose_implementation
+from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.ops.precision import compute_in
 
 LOOPS = ("no_loop", "mixer_loop", "full_loop")
@@ -57,7 +57,7 @@ class Prefill:
             loop: fresh_model(
                 replace(config, schedule=loop),
                 seed=0,
-                implementation=choose_implementation("auto", self.device.type),
+                form=choose_form("auto", self.device.type),
             )
             .to(self.device)
             .eval()
@@ -100,7 +100,7 @@ class Prefill:
         """What is timed gives the logits that the torch form gives in float32 for all tokens."""
         tokens = self._tokens(1, CHECKED_TOKENS)
         for loop, model in self.models.items():
-            plain = fresh_model(model.config, seed=0, implementation="chunked").eval()
+            plain = fresh_model(model.config, seed=0, form="torch").eval()
             with torch.inference_mode():
                 wanted = plain(tokens)[:, -1:]
             check_close(

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from mixerloop.benchmarking.measure import Quartiles, interleaved
 from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
 from mixerloop.evaluation.core.answers import Answer, answer
-from mixerloop.evaluation.core.evaluate import AskedTask, questions
+from mixerloop.evaluation.core.asking import AskedTask, questions
 from mixerloop.evaluation.core.prompts import prompts
 from mixerloop.evaluation.core.questions import Encode, Question
 from mixerloop.evaluation.looped_scorer import LoopedScorer, mixing_and_afterwards

@@ -30,10 +30,11 @@ from torch.optim import Optimizer
 from mixerloop import config as configs
 from mixerloop import runs
 from mixerloop.config import RunConfig
+from mixerloop.files import new_folder, remove_folder, seal_folder, write_file
 from mixerloop.model.checkpoint import WEIGHTS, save_tensors
 from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.training.parallel import Ranks, whole
 from mixerloop.training.position import Position, read_position, write_position
-from mixerloop.training.ranks import Ranks, whole
 
 OPTIMIZER = "optimizer"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -57,18 +58,18 @@ def save(
         _save_parts(moments, Path(ranks.from_first("")))
         ranks.wait()
         return folder
-    with runs.new_folder(folder) as new:
+    with new_folder(folder) as new:
         (new / OPTIMIZER).mkdir()
         ranks.from_first(str(new))
         _save_parts(moments, new)
         if moments and not _in_parts(moments):
             save_tensors(new / OPTIMIZER / "optimizer.safetensors", moments)
         save_tensors(new / WEIGHTS, weights)
-        runs.write_file(new / runs.CONFIG, configs.dump(config))
+        write_file(new / runs.CONFIG, configs.dump(config))
         write_position(new, position)
         if tokenizer is not None:
             shutil.copyfile(tokenizer, new / runs.TOKENIZER)
-        runs.seal(new)
+        seal_folder(new)
     ranks.wait()
     return folder
 
@@ -108,7 +109,7 @@ def prune(run: Path, *, keep_last: int, keep_every: int | None) -> None:
     steps = sorted(runs.checkpoints(run))
     for step in steps[:-keep_last]:
         if keep_every is None or step % keep_every:
-            runs.remove_folder(runs.checkpoint_folder(run, step))
+            remove_folder(runs.checkpoint_folder(run, step))
 
 
 def _in_parts(moments: dict[str, Tensor]) -> bool:

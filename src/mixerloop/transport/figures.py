@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Float
 
 from mixerloop.intervals import LEVEL
-from mixerloop.transport.metrics import itr, itr_by_depth, later_share, marginal_itr
+from mixerloop.transport.geometry import itr, itr_by_depth, later_share, marginal_itr
 from mixerloop.transport.removal import Costs, Removal, spearman
-from mixerloop.transport.trajectory import Trajectories
+from mixerloop.transport.trajectories import Trajectories
 
 RESAMPLES = 1000
 NOVEL = 0.5
@@ -62,7 +62,7 @@ def summarise(found: Trajectories, *, seed: int = 0) -> dict[str, Any]:
         "pairs_novel": sum(novelty > NOVEL for novelty, _ in later),
         "pairs_positive": sum(gain > 0 for _, gain in later),
         "layers": layers,
-        "native_max_abs_error": found.native_max_abs_error,
+        "intact_max_abs_error": found.intact_max_abs_error,
     }
 
 

@@ -10,12 +10,12 @@ from mixerloop.model.accounting import account_model
 from mixerloop.model.initialization import fresh_model
 from mixerloop.transport.policies import (
     first_difference,
+    intact,
     last_mixing,
     mixer_passes,
-    native,
     restored,
 )
-from mixerloop.transport.trajectory import Trajectories, measure, mixing_layers
+from mixerloop.transport.trajectories import Trajectories, measure, mixing_layers
 from mixerloop.transport.windows import Windows, uniform_windows
 
 AGREE = 1e-6
@@ -106,8 +106,8 @@ def _work_limit(config: ModelConfig, windows: Windows) -> float:
         num_passes = len(mixer_passes(schedule, layer))
         plain += (num_passes + 1) * (forward + context * head)
         for number in range(num_passes):
-            policy = restored(schedule, layer=layer, num_native=number)
-            for at in range(first_difference(policy, native(schedule)), len(policy)):
+            policy = restored(schedule, layer=layer, num_intact=number)
+            for at in range(first_difference(policy, intact(schedule)), len(policy)):
                 tokens = context if at <= last_mixing(policy) else chosen
                 shared += tokens * macs[policy[at].occurrence.sublayer]
             shared += chosen * head

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mixerloop import machine, runs
 from mixerloop.config import RunConfig, Tables
+from mixerloop.files import locked, remove_leftovers
 from mixerloop.training.metrics import (
     JsonLines,
     Metrics,
@@ -14,8 +15,8 @@ from mixerloop.training.metrics import (
     Watcher,
     WeightsAndBiases,
 )
-from mixerloop.training.ranks import Ranks, joined
-from mixerloop.training.run_folder import begin, note_session, provenance_of, resumed_config
+from mixerloop.training.parallel import Ranks, joined
+from mixerloop.training.run_setup import begin, note_session, provenance_of, resumed_config
 from mixerloop.training.trainer import Outcome, Trainer
 
 Display = Callable[[Trainer], Watcher]
@@ -86,9 +87,9 @@ def _session(
     if not ranks.is_first:
         outcome = Trainer(run, config, ranks=ranks).train(until=until)
         return Trained(run=run, outcome=outcome, last=None, is_first_rank=False)
-    with runs.locked(run):
-        runs.remove_leftovers(run)
-        runs.remove_leftovers(run / runs.CHECKPOINTS)
+    with locked(run):
+        remove_leftovers(run)
+        remove_leftovers(run / runs.CHECKPOINTS)
         trainer = Trainer(run, config, ranks=ranks)
         if trainer.finished:
             outcome = trainer.train(until=until)

@@ -8,17 +8,18 @@ from typing import Any
 
 from mixerloop import config as configs
 from mixerloop import runs
-from mixerloop.config import RunConfig, TrainConfig
+from mixerloop.config import RunConfig, TrainConfig, check_same_run
 from mixerloop.data.batches import Batches, fingerprint
+from mixerloop.files import check_space, json_text, new_folder, read_json, write_file
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import fresh_model
-from mixerloop.ops.gated_delta_rule import choose_implementation
+from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.ops.precision import choose_compute_dtype
-from mixerloop.training import checkpoint
+from mixerloop.provenance import collect_provenance
+from mixerloop.training import checkpoints
 from mixerloop.training.budget import budget_of
+from mixerloop.training.parallel import Ranks
 from mixerloop.training.position import Position
-from mixerloop.training.ranks import Ranks
-from mixerloop.training.same_run import check_same_run
 from mixerloop.training.trainer import BYTES_PER_PARAMETER, open_data
 
 
@@ -28,7 +29,7 @@ def settled(config: RunConfig, *, ranks: Ranks) -> RunConfig:
     device = ranks.device.type
     named = dataclasses.replace(
         train,
-        implementation=choose_implementation(train.implementation, device),
+        form=choose_form(train.form, device),
         compute_dtype=choose_compute_dtype(train.compute_dtype, device),
     )
     settled = configs.with_fitting_warmup(dataclasses.replace(config, train=named))
@@ -54,9 +55,7 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
         num_ranks=ranks.num_ranks,
     )
     _check_wandb(train)
-    model = fresh_model(
-        config.model, seed=train.seed, rule=train.init, implementation=train.implementation
-    )
+    model = fresh_model(config.model, seed=train.seed, rule=train.init, form=train.form)
     budget = budget_of(
         train,
         tokens_per_step=train.global_batch * windows.context,
@@ -64,22 +63,22 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
     )
     tokenizer = Path(data.path) / runs.TOKENIZER
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    with runs.new_folder(run) as folder:
-        runs.check_space(folder, (train.keep_last + 1) * num_parameters * BYTES_PER_PARAMETER)
-        runs.write_file(folder / runs.CONFIG, configs.dump(config))
+    with new_folder(run) as folder:
+        check_space(folder, (train.keep_last + 1) * num_parameters * BYTES_PER_PARAMETER)
+        write_file(folder / runs.CONFIG, configs.dump(config))
         facts = {
             "id": uuid.uuid4().hex[:12],
             "seed": train.seed,
             "init": train.init,
-            "implementation": model.implementation,
+            "form": model.form,
             "compute_dtype": train.compute_dtype,
             "data": fingerprint(Path(data.path)),
             "num_parameters": num_parameters,
             "flops_per_token": training_flops_per_token(model),
             "sessions": [],
         }
-        runs.write_file(folder / runs.PROVENANCE, runs.to_json(runs.provenance(**facts)))
-        checkpoint.save(
+        write_file(folder / runs.PROVENANCE, json_text(collect_provenance(**facts)))
+        checkpoints.save(
             folder,
             model,
             None,
@@ -100,7 +99,7 @@ def resumed_config(run: Path, *, config_file: Path | None, overrides: configs.Ta
     new = configs.load(run / runs.CONFIG if config_file is None else config_file, overrides)
     _, train = new.for_training()
     _, before = old.for_training()
-    for key in ("implementation", "compute_dtype"):
+    for key in ("form", "compute_dtype"):
         if getattr(train, key) == "auto":
             train = dataclasses.replace(train, **{key: getattr(before, key)})
     new = dataclasses.replace(new, train=train)
@@ -129,15 +128,15 @@ def note_session(run: Path, config: RunConfig, *, ranks: Ranks, step: int) -> No
         if f"train.{key}" in configs.MAY_CHANGE
     }
     facts = {"step": step, "num_ranks": ranks.num_ranks, **computed, "device": ranks.device.type}
-    provenance["sessions"] = [*provenance["sessions"], runs.provenance(**facts)]
-    runs.write_file(run / runs.PROVENANCE, runs.to_json(provenance))
-    runs.write_file(run / runs.CONFIG, configs.dump(config))
+    provenance["sessions"] = [*provenance["sessions"], collect_provenance(**facts)]
+    write_file(run / runs.PROVENANCE, json_text(provenance))
+    write_file(run / runs.CONFIG, configs.dump(config))
 
 
 def provenance_of(run: Path) -> dict[str, Any]:
     """What a trained run says of where it came from."""
     path = run / runs.PROVENANCE
-    provenance = runs.read_json(path)
+    provenance = read_json(path)
     known = isinstance(provenance, dict) and {"id", "data", "sessions"} <= provenance.keys()
     if not known or not isinstance(provenance["sessions"], list):
         raise ValueError(f"{path}: not the provenance of a trained run")

@@ -8,8 +8,8 @@ import numpy as np
 
 from mixerloop.evaluation.core.answer_folder import Work
 from mixerloop.evaluation.core.answers import Answer
+from mixerloop.evaluation.core.asking import AskedTask
 from mixerloop.evaluation.core.bundle import Bundle
-from mixerloop.evaluation.core.evaluate import AskedTask
 from mixerloop.evaluation.core.metric import (
     VERSIONS,
     Guess,

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixerloop.benchmarking.measure import Quartiles, Timing, check_close, interleaved
-from mixerloop.config import Implementation
+from mixerloop.config import Form
 from mixerloop.ops import native_library
 from mixerloop.ops.gated_delta_rule import gated_delta_rule
 
@@ -25,14 +25,14 @@ SHAPES: dict[str, Shape] = {
     "long": (1, 8192, 4, 72),
 }
 """Batch, tokens, heads, head size."""
-OURS: tuple[Implementation, ...] = ("native", "chunked")
+OURS: tuple[Form, ...] = ("native", "torch")
 PEERS = {"transformers": "transformers", "fla_naive": "fla"}
 AGREE = 1e-4  # float32, two orders of summation
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorCase:
-    """One shape: milliseconds of each implementation, and how much faster our best one is."""
+    """One shape: milliseconds of each form, and how much faster our best one is."""
 
     name: str
     shape: Shape
@@ -65,7 +65,7 @@ def measure_operator(
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in given[key].items()}
         return torch.autograd.grad(rules[key](leaves), list(leaves.values()), cotangents)
 
-    wanted = (*forward("chunked"), *forward_backward("chunked"))
+    wanted = (*forward("torch"), *forward_backward("torch"))
     for key in rules:
         d_query, *gradients = forward_backward(key)
         if key == "transformers":
@@ -139,9 +139,9 @@ def make_inputs(shape: Shape, *, strong_decay: bool = False) -> Inputs:
     }
 
 
-def ours(implementation: Implementation) -> Rule:
+def ours(form: Form) -> Rule:
     """One of our implementations."""
-    return lambda inputs: gated_delta_rule(**inputs, implementation=implementation)
+    return lambda inputs: gated_delta_rule(**inputs, form=form)
 
 
 def _transformers() -> Rule:

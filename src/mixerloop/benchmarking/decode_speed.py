@@ -59,7 +59,7 @@ def measure_decode(
     last = torch.tensor([-1])
     whole = tokens[:, : n + 1]
     decoded, _ = advance(model, whole[:, -1:], states[n])
-    plain = fresh_model(model.config, seed=0, implementation="chunked").eval()
+    plain = fresh_model(model.config, seed=0, form="torch").eval()
     check_close("decoding", decoded, plain(whole, positions=last), tolerance=AGREE)
 
     token = tokens[:, -1:]

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mixerloop import draws as exact
-from mixerloop.config import Implementation, ModelConfig
+from mixerloop.config import Form, ModelConfig
 from mixerloop.draws import Draws
 from mixerloop.model.norm import RMSNorm
 from mixerloop.model.sublayer import Cost, MixerState
@@ -34,10 +34,10 @@ class GatedDeltaNetState(NamedTuple):
 class GatedDeltaNet(nn.Module):
     """Projections, short convolution, gated delta rule, gated output norm, projection."""
 
-    def __init__(self, config: ModelConfig, *, implementation: Implementation) -> None:
+    def __init__(self, config: ModelConfig, *, form: Form) -> None:
         super().__init__()
         self.num_heads, self.d_head = config.num_heads, config.d_head
-        self.implementation: Implementation = implementation
+        self.form: Form = form
         self.d_value, self.largest_write = config.value_width, config.largest_write
         d_inner = config.num_heads * self.d_value
         channels = 2 * config.num_heads * config.d_head + d_inner
@@ -47,7 +47,7 @@ class GatedDeltaNet(nn.Module):
         self.write_proj = nn.Linear(config.d_model, config.num_heads, bias=False)
         self.gate_proj = nn.Linear(config.d_model, d_inner, bias=False)
         self.output_proj = nn.Linear(d_inner, config.d_model, bias=False)
-        self.output_norm = RMSNorm(self.d_value, config.norm_eps, implementation=implementation)
+        self.output_norm = RMSNorm(self.d_value, config.norm_eps, form=form)
         self.A_log = nn.Parameter(torch.empty(config.num_heads))
         self.dt_bias = nn.Parameter(torch.empty(config.num_heads))
 
@@ -61,7 +61,7 @@ class GatedDeltaNet(nn.Module):
             self._weights(),
             norm_eps=self.output_norm.eps,
             largest_write=self.largest_write,
-            implementation=self.implementation,
+            form=self.form,
             memory=memory,
             conv_history=conv_history,
         )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from mixerloop.config import ComputeDtype, Device, ImplementationChoice
+from mixerloop.config import ComputeDtype, Device, FormChoice
 
 if TYPE_CHECKING:
     from mixerloop.subject import Subject
@@ -20,7 +20,7 @@ class Measuring:
     """Run under another schedule than the one the weights were trained with."""
     compute_dtype: ComputeDtype = "float32"
     """The type of the projections."""
-    implementation: ImplementationChoice = "auto"
+    form: FormChoice = "auto"
     """The form of the operators."""
     device: Device = "auto"
     """Where to run."""
@@ -37,7 +37,7 @@ class Measuring:
             run,
             schedule=self.schedule,
             compute_dtype=self.compute_dtype,
-            implementation=self.implementation,
+            form=self.form,
             device=self.device,
             results=self.out,
         )

@@ -16,7 +16,7 @@ from mixerloop.ops.precision import compute_in
 from mixerloop.ops.workers import map_on_cores
 from mixerloop.schedule import Schedule
 from mixerloop.transport.executor import shared_residuals
-from mixerloop.transport.policies import Policy, mixer_passes, native, restored
+from mixerloop.transport.policies import Policy, intact, mixer_passes, restored
 from mixerloop.transport.windows import WINDOWS_AT_ONCE, Batch, Windows
 
 Engine = Literal["shared", "plain"]
@@ -41,7 +41,7 @@ class Trajectories:
     """Mean over positions of what a pass adds to the target's log probability, in nats."""
     top1_flips: Float[np.ndarray, "layers windows passes"]
     """The share of positions where a pass changes the most likely token."""
-    native_max_abs_error: float
+    intact_max_abs_error: float
     """Between the logits with every pass restored and those of the unmodified model."""
 
 
@@ -76,7 +76,7 @@ def measure(
     batches = windows.batches(device, windows_at_once)
     for here, by_layer in map_on_cores(sums_of, batches, device=device):
         for row, (count, found) in enumerate(zip(counts, by_layer, strict=True)):
-            error = max(error, found.native_max_abs_error)
+            error = max(error, found.intact_max_abs_error)
             gram[row, here, :count, :count] = found.gram
             squares = np.diagonal(found.gram, axis1=1, axis2=2)
             effects[row, here, :count] = squares / (2 * len(windows.positions))
@@ -93,7 +93,7 @@ class _LayerSums(NamedTuple):
     gram: Float[np.ndarray, "windows passes passes"]
     target_gains: Float[np.ndarray, "windows passes"]
     top1_flips: Float[np.ndarray, "windows passes"]
-    native_max_abs_error: float
+    intact_max_abs_error: float
 
 
 def _layer_sums(
@@ -105,7 +105,7 @@ def _layer_sums(
             gram=by_window_gram(of_layer),
             target_gains=_target_gains(of_layer),
             top1_flips=_top1_flips(of_layer),
-            native_max_abs_error=float((of_layer[-1].logits - unmodified).abs().max()),
+            intact_max_abs_error=float((of_layer[-1].logits - unmodified).abs().max()),
         )
 
 
@@ -146,7 +146,7 @@ def _shared_logits(model: LoopedLM, batch: Batch, schedule: Schedule) -> Iterato
     """All passes restored is the model as it is, so it is read out once for all layers."""
     policies: list[list[Policy]] = [
         [
-            restored(schedule, layer=layer, num_native=number)
+            restored(schedule, layer=layer, num_intact=number)
             for number in range(len(mixer_passes(schedule, layer)))
         ]
         for layer in mixing_layers(schedule)
@@ -156,7 +156,7 @@ def _shared_logits(model: LoopedLM, batch: Batch, schedule: Schedule) -> Iterato
         batch.tokens,
         batch.positions,
         [policy for of_layer in policies for policy in of_layer],
-        native=native(schedule),
+        intact=intact(schedule),
     )
     last = model.read_out(whole)
     residuals = iter(found)

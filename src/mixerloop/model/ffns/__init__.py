@@ -1,0 +1,1 @@
+"""Feed-forward networks, one kind in each file."""

@@ -1,0 +1,1 @@
+"""Mixers, one kind in each file."""

@@ -1,0 +1,1 @@
+"""Pass rules: what happens where a pass of a loop begins and ends."""
