@@ -55,7 +55,8 @@ def test_the_studies_in_the_repository_can_be_planned(path):
 
 def test_the_released_study_has_the_residual_and_the_weights_of_each_architecture():
     plan = plan_of(STUDIES / "released-15m.toml")
-    units = {cell.arm: cell.config.model.residual_unit() for cell in plan.cells}
+    rules = {cell.arm: cell.config.model.pass_rules() for cell in plan.cells}
+    units = {arm: rule["pass_residual"].unit if rule else None for arm, rule in rules.items()}
     assert units == {
         **{"no_loop": None, "mixer_loop": "mixer", "full_loop": "stack", "ffn_loop": "ffn"}
     }

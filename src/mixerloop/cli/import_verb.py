@@ -53,7 +53,7 @@ class Import:
         tokenizer = self.tokenizer or (own if own.is_file() else None)
         if tokenizer is not None:
             check_fits(tokenizer, Tokenizer(tokenizer).vocab_size, config.model.vocab_size)
-        facts = {"seed": None, "imported": str(self.folder), "form": model.form}
+        facts = {"seed": None, "imported": str(self.folder), "forms": model.forms()}
         imported = exported_config(self.folder)
         if self.tokenizer is not None:  # the ids of special tokens are those of another tokenizer
             imported |= dict.fromkeys(("bos_token_id", "eos_token_id"))

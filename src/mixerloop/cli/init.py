@@ -60,7 +60,7 @@ class Init:
             )
         check_is_new(self.out)
         model = fresh_model(run_config.model, seed=self.seed, rule=rule)
-        facts = {"seed": self.seed, "init": rule, "form": model.form}
+        facts = {"seed": self.seed, "init": rule, "forms": model.forms()}
         save_run(self.out, model, run_config, tokenizer=self.tokenizer, facts=facts)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         if self.json:
