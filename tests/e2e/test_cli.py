@@ -220,7 +220,7 @@ def test_a_config_with_an_unknown_key_is_refused(fresh, tmp_path):
         config.write("num_pases = 3\n")
     assert "config.toml: damaged" in refused("generate", checkpoint, "--prompt-tokens", 1)
     seal_folder(checkpoint)
-    assert "model: unknown key num_pases" in refused("generate", checkpoint, "--prompt-tokens", 1)
+    assert "unknown key num_pases" in refused("generate", checkpoint, "--prompt-tokens", 1)
 
 
 @pytest.mark.parametrize("arguments", [["describ", "15m"], ["describe", "15m", "--jsn"]])
