@@ -1,26 +1,19 @@
 """`mixerloop data`: prepare corpora, verify them, look at them."""
 
 import json
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Union
 
 import tyro
 
-from mixerloop.data.preparation import (
-    ClimbmixPreparation,
-    Preparation,
-    PreparationResult,
-    StdlibPreparation,
-    TaskPreparation,
-    TextPreparation,
-)
+from mixerloop.data import preparation
+from mixerloop.data.preparation import PreparationResult
+from mixerloop.data.prepare import Progress
+from mixerloop.data.prepared import open_prepared
 from mixerloop.data.tasks.registry import TASKS
 from mixerloop.data.tasks.task import Task, TaskSettings
 from mixerloop.progress_line import preparing_progress, says_how_to_resume
-
-if TYPE_CHECKING:
-    from mixerloop.data.prepare import Progress
 
 HELP = """Prepare a corpus into verified shards, check one, or look at one.
 
@@ -38,10 +31,12 @@ examples:
   mixerloop data prepare text books/ notes.jsonl.xz --vocab-size 8192 --out data/mine
   mixerloop data prepare climbmix --shards 0-9 --tokenizer llama2.model --out data/climbmix
 """
+VERIFY_HELP = "Hash every file again; prove the split."
+SHOW_HELP = "Counts and samples, decoded."
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareSource(Preparation):
+class PrepareSource(preparation.Preparation):
     """The options of every source, beside those of its preparation."""
 
     out: Path
@@ -61,7 +56,7 @@ class PrepareSource(Preparation):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Climbmix(ClimbmixPreparation, PrepareSource):
+class Climbmix(preparation.ClimbmixPreparation, PrepareSource):
     """The options of `mixerloop data prepare climbmix`."""
 
     from_: Annotated[Path | None, tyro.conf.arg(name="from")] = None
@@ -69,7 +64,7 @@ class Climbmix(ClimbmixPreparation, PrepareSource):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text(TextPreparation, PrepareSource):
+class Text(preparation.TextPreparation, PrepareSource):
     """The options of `mixerloop data prepare text`."""
 
     paths: tyro.conf.Positional[tuple[Path, ...]] = ()
@@ -77,7 +72,7 @@ class Text(TextPreparation, PrepareSource):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stdlib(StdlibPreparation, PrepareSource):
+class Stdlib(preparation.StdlibPreparation, PrepareSource):
     """The options of `mixerloop data prepare stdlib`."""
 
 
@@ -90,42 +85,35 @@ class PrepareTask(PrepareSource):
     out: Path
     """The folder to make."""
 
-    def prepare(self, out: Path, *, progress: "Progress | None" = None) -> PreparationResult:
+    def prepare(self, out: Path, *, progress: Progress | None = None) -> PreparationResult:
         """Write the settings."""
-        names = [field.name for field in fields(self.settings_type)]  # pyright: ignore[reportArgumentType]
+        names = self.settings_type.__dataclass_fields__
         settings = self.settings_type(**{name: getattr(self, name) for name in names})
-        return TaskPreparation(settings=settings).prepare(out, progress=progress)
+        return preparation.TaskPreparation(settings=settings).prepare(out, progress=progress)
 
 
-def _not_checked_yet(options: PrepareTask) -> None:
-    """Leave the check of settings to `prepare`: tyro would print a frame around their error."""
+def _task_options(task: type[Task]) -> type:
+    """Options that are the settings of a task.
+
+    `prepare` checks the settings: tyro would print a frame around an error of `__post_init__`.
+    """
+    own = {"settings_type": task.settings_type, "__post_init__": lambda options: None}
+    bases = (task.settings_type, PrepareTask)
+    return make_dataclass(task.name, [], bases=bases, namespace=own, frozen=True, kw_only=True)
 
 
-def _options(task: type[Task]) -> Any:
-    """A subcommand whose options are the settings of a task."""
-    options = make_dataclass(
-        task.name,
-        [],
-        bases=(task.settings_type, PrepareTask),
-        namespace={"settings_type": task.settings_type, "__post_init__": _not_checked_yet},
-        frozen=True,
-        kw_only=True,
-    )
-    return Annotated[options, tyro.conf.subcommand(task.name, description=task.about)]
-
-
-def _source(name: str, options: type[Any]) -> Any:
-    return Annotated[options, tyro.conf.subcommand(name, description=options.about)]
+def _subcommand(name: str, options: type, about: str) -> Any:
+    return Annotated[options, tyro.conf.subcommand(name, description=about)]
 
 
 if TYPE_CHECKING:
     Source = Climbmix | Text | Stdlib | PrepareTask
 else:
     Source = Union[
-        _source("climbmix", Climbmix),
-        _source("text", Text),
-        _source("stdlib", Stdlib),
-        *map(_options, TASKS.values()),
+        _subcommand("climbmix", Climbmix, Climbmix.about),
+        _subcommand("text", Text, Text.about),
+        _subcommand("stdlib", Stdlib, Stdlib.about),
+        *(_subcommand(name, _task_options(task), task.about) for name, task in TASKS.items()),
     ]
 
 
@@ -151,8 +139,6 @@ class Verify:
 
     def run(self) -> None:
         """Hash everything again and look for documents in both splits."""
-        from mixerloop.data.prepared import open_prepared
-
         prepared = open_prepared(self.folder)
         proved = prepared.verify()
         if self.json:
@@ -176,19 +162,15 @@ class Show:
 
     def run(self) -> None:
         """Print counts and samples."""
-        from mixerloop.data.prepared import open_prepared
-
         prepared = open_prepared(self.folder)
         samples = prepared.samples(self.samples, characters=self.characters)
         if self.json:
             facts = prepared.summary() | {"samples": samples}
             print(json.dumps(facts, indent=2, ensure_ascii=False))
             return
-        for line in prepared.counts():
-            print(line)
-        for split, texts in samples.items():
-            for text in texts:
-                print(f"\n--- {split}\n{text}")
+        texts = [f"\n--- {split}\n{text}" for split in samples for text in samples[split]]
+        for text in (*prepared.counts(), *texts):
+            print(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,11 +179,8 @@ class Data:
 
     action: (
         Annotated[Prepare, tyro.conf.subcommand("prepare", description=PREPARE_HELP)]
-        | Annotated[
-            Verify,
-            tyro.conf.subcommand("verify", description="Hash every file again; prove the split."),
-        ]
-        | Annotated[Show, tyro.conf.subcommand("show", description="Counts and samples, decoded.")]
+        | Annotated[Verify, tyro.conf.subcommand("verify", description=VERIFY_HELP)]
+        | Annotated[Show, tyro.conf.subcommand("show", description=SHOW_HELP)]
     )
 
     def run(self) -> None:

@@ -5,28 +5,45 @@
 """
 
 import dataclasses
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from mixerloop import paper
+from mixerloop.data.corpora import (
+    STDLIB_HELD_OUT_SHARE,
+    WORKERS,
+    prepare_climbmix,
+    prepare_stdlib,
+    prepare_text,
+)
 from mixerloop.data.option_words import POSITIONAL, from_words
+from mixerloop.data.prepare import Progress
+from mixerloop.data.prepared import Prepared
+from mixerloop.data.shards import Manifest
+from mixerloop.data.task_folder import prepare_task
 from mixerloop.data.tasks.registry import TASKS, task_of
 from mixerloop.data.tasks.task import TaskSettings
+from mixerloop.data.token_folder import TokenFolder
 from mixerloop.parsing import suggest
-
-if TYPE_CHECKING:
-    from mixerloop.data.prepare import Progress
-    from mixerloop.data.prepared import Prepared
-    from mixerloop.data.shards import Manifest
 
 NOT_THE_PAPERS = {
     "tokenizer": f"not the paper's, whose sha256 is {paper.TOKENIZER_SHA256}",
     "train_tokens": f"not the paper's {paper.TRAIN_TOKENS:,}, from shards 0-169",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparationResult:
+    """Data that a request has prepared."""
+
+    data: Prepared
+    facts: dict[str, object]
+    """For programs."""
+    lines: list[str]
+    """For people."""
 
 
 class Preparation(ABC):
@@ -38,19 +55,8 @@ class Preparation(ABC):
         return None
 
     @abstractmethod
-    def prepare(self, out: Path, *, progress: "Progress | None" = None) -> "PreparationResult":
+    def prepare(self, out: Path, *, progress: Progress | None = None) -> PreparationResult:
         """Prepare the data, or resume a preparation that was stopped."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreparationResult:
-    """Data that a request has prepared."""
-
-    data: "Prepared"
-    facts: dict[str, object]
-    """For programs."""
-    lines: list[str]
-    """For people."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +70,11 @@ class TokensPreparation(Preparation):
     """A SentencePiece model; one is trained on the source where none is given."""
     vocab_size: int | None = None
     """Size of the tokenizer to train, 4,096 unless you say otherwise."""
-    workers: int = os.cpu_count() or 1
+    workers: int = WORKERS
     """Processes that tokenise; the result does not depend on it."""
 
-    def prepare(self, out: Path, *, progress: "Progress | None" = None) -> PreparationResult:
+    def prepare(self, out: Path, *, progress: Progress | None = None) -> PreparationResult:
         """Tokenise the source into shards."""
-        from mixerloop.data.token_folder import TokenFolder
-
         manifest = self._prepare(out, progress)
         data = TokenFolder(out)
         same = self.as_in_the_paper(manifest)
@@ -87,13 +91,13 @@ class TokensPreparation(Preparation):
             ],
         )
 
-    def as_in_the_paper(self, manifest: "Manifest") -> dict[str, bool]:
+    def as_in_the_paper(self, manifest: Manifest) -> dict[str, bool]:
         """Which facts of the data equal the paper's; empty for sources the paper does not use."""
         del manifest
         return {}
 
     @abstractmethod
-    def _prepare(self, out: Path, progress: "Progress | None") -> "Manifest": ...
+    def _prepare(self, out: Path, progress: Progress | None) -> Manifest: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +111,7 @@ class ClimbmixPreparation(TokensPreparation):
     from_: Path | None = None
     """A folder that holds the parquet files; they are downloaded where none is given."""
 
-    def as_in_the_paper(self, manifest: "Manifest") -> dict[str, bool]:
+    def as_in_the_paper(self, manifest: Manifest) -> dict[str, bool]:
         """Compare the tokenizer and the number of training tokens."""
         tokens = sum(shard.tokens for shard in manifest.train)
         return {
@@ -115,9 +119,7 @@ class ClimbmixPreparation(TokensPreparation):
             "train_tokens": tokens == paper.TRAIN_TOKENS,
         }
 
-    def _prepare(self, out: Path, progress: "Progress | None") -> "Manifest":
-        from mixerloop.data.corpora import prepare_climbmix
-
+    def _prepare(self, out: Path, progress: Progress | None) -> Manifest:
         return prepare_climbmix(
             out,
             shards=_range(self.shards),
@@ -142,9 +144,7 @@ class TextPreparation(TokensPreparation):
     held_out_share: float | None = None
     """Share of the documents that is held out by hash, 0.01 unless you say otherwise."""
 
-    def _prepare(self, out: Path, progress: "Progress | None") -> "Manifest":
-        from mixerloop.data.corpora import prepare_text
-
+    def _prepare(self, out: Path, progress: Progress | None) -> Manifest:
         return prepare_text(
             self.paths,
             out,
@@ -163,12 +163,10 @@ class StdlibPreparation(TokensPreparation):
 
     about = "The source of this Python's standard library: text on every machine, no download."
 
-    held_out_share: float = 0.05
+    held_out_share: float = STDLIB_HELD_OUT_SHARE
     """Share of the files that is held out by hash."""
 
-    def _prepare(self, out: Path, progress: "Progress | None") -> "Manifest":
-        from mixerloop.data.corpora import prepare_stdlib
-
+    def _prepare(self, out: Path, progress: Progress | None) -> Manifest:
         return prepare_stdlib(
             out,
             held_out_share=self.held_out_share,
@@ -190,10 +188,8 @@ class TaskPreparation(Preparation):
         """Tokens of a sequence but the last."""
         return task_of(self.settings)(self.settings, "train").context
 
-    def prepare(self, out: Path, *, progress: "Progress | None" = None) -> PreparationResult:
+    def prepare(self, out: Path, *, progress: Progress | None = None) -> PreparationResult:
         """Write the settings; there is no work to report."""
-        from mixerloop.data.task_folder import prepare_task
-
         del progress
         data = prepare_task(out, self.settings)
         lines = [f"{out}: {data.task.title}, made as they are needed"]

@@ -136,4 +136,4 @@ def _by_format() -> dict[str, type[Task]]:
 
 
 def _values(settings: TaskSettings) -> dict[str, Any]:
-    return asdict(settings)  # pyright: ignore[reportArgumentType]
+    return asdict(settings)

@@ -20,6 +20,7 @@ from mixerloop.subject import Heading, Subject
 
 BATCH = 256
 CPU = torch.device("cpu")
+TASK = "task.json"
 NUM_SEQUENCES = SEQUENCES_OF_SPLIT["held_out"]
 """The held-out sequences of a task."""
 
@@ -65,7 +66,7 @@ class TaskResult:
     provenance: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """The content of the result file."""
+        """The content of task.json."""
         return {
             **asdict(self.heading),
             "task": self.task,
@@ -76,11 +77,6 @@ class TaskResult:
             ],
             "provenance": self.provenance,
         }
-
-
-def result_file(task: str) -> str:
-    """The name of the file that keeps a `TaskResult`."""
-    return f"task-{task}.json"
 
 
 def evaluate_task(
@@ -101,7 +97,7 @@ def evaluate_task(
         accuracy_by_group=tuple(summarise(counts)),
         provenance=subject.provenance(data=prepared.fingerprint),
     )
-    subject.keep(result_file(prepared.task.name), result.to_json())
+    subject.keep(TASK, result.to_json())
     return result
 
 

@@ -9,7 +9,7 @@ answers are scored. Sequence i of a split depends on the settings, the split and
 """
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from jaxtyping import Int
@@ -24,6 +24,8 @@ NUM_SEQUENCES: dict[Split, int] = {"train": 2**40, "held_out": 2**12}
 
 class TaskSettings(Protocol):
     """A frozen dataclass whose fields have defaults, and which rejects values without meaning."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def seed(self) -> int:
