@@ -1,7 +1,7 @@
 """Prepared data as one object: `open_prepared(folder)`.
 
 A prepared folder holds the tokens of a text or the settings of a synthetic task. Training and every
-measurement ask the object for what they read, and need not know which of the two it is.
+measurement read through the object, and need not know which of the two it is.
 """
 
 from pathlib import Path
@@ -80,7 +80,7 @@ class Prepared(Protocol):
         ...
 
     def verify(self) -> str:
-        """Check everything against the manifest; returns a sentence that says what is proved."""
+        """Check everything against the manifest; returns the verdict as a sentence."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 Every split is cut in one way. Window i of a text begins at token i * context and holds `context`
 tokens and the token after them, the label of its last position, which is also the first token of
-window i + 1. What is left at the end of a split is one shorter window. Training reads the whole
+window i + 1. The rest at the end of a split is one shorter window. Training reads the whole
 windows, the held-out NLL reads the shorter window too, and transport draws among the windows that
 have `context` tokens. The windows of a synthetic task are its sequences.
 """

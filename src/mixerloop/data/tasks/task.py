@@ -2,7 +2,7 @@
 
 A task is one file in this folder and one entry in `registry.py`. The file has a frozen dataclass of
 settings and a subclass of `Task`. Nothing else in the package knows a task by name: preparing,
-training, NLL, accuracy, transport and `mixerloop data` read what the subclass declares.
+training, NLL, accuracy, transport and `mixerloop data` read the declarations of the subclass.
 
 A sequence is `context + 1` tokens. The answers stand in the sequence, as in any text, and only the
 answers are scored. Sequence i of a split depends on the settings, the split and i alone.
