@@ -5,7 +5,7 @@ measurement read through the object, and need not know which of the two it is.
 """
 
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from mixerloop.data.held_out import HeldOut
 from mixerloop.data.shards import MANIFEST
@@ -18,6 +18,7 @@ from mixerloop.data.windows import Draw, DrawnWindows, Windows
 from mixerloop.files import read_json
 
 
+@runtime_checkable
 class Prepared(Protocol):
     """Data that a model can be trained on and measured with."""
 

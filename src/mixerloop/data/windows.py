@@ -8,7 +8,7 @@ have `context` tokens. The windows of a synthetic task are its sequences.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
@@ -26,6 +26,7 @@ class Labelled(NamedTuple):
     """The token after each input; `NOT_SCORED` where the prediction does not count."""
 
 
+@runtime_checkable
 class Windows(Protocol):
     """Whole windows of one split, read by number."""
 

@@ -9,7 +9,7 @@ answers are scored. Sequence i of a split depends on the settings, the split and
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
@@ -22,6 +22,7 @@ NUM_SEQUENCES: dict[Split, int] = {"train": 2**40, "held_out": 2**12}
 """Training never reads a sequence twice; the held-out sequences are a fixed set."""
 
 
+@runtime_checkable
 class TaskSettings(Protocol):
     """A frozen dataclass whose fields have defaults, and which rejects values without meaning."""
 
