@@ -23,7 +23,8 @@ from mixerloop import machine
 from mixerloop.benchmarking.measure import header
 from mixerloop.config import preset
 from mixerloop.data import prepare as preparing
-from mixerloop.data.batches import Batches, open_windows
+from mixerloop.data.batches import Batches
+from mixerloop.data.prepared import open_prepared
 from mixerloop.data.shards import TokenSplit, verify
 from mixerloop.data.sources import Source, standard_library
 from mixerloop.data.tokenizer import Tokenizer
@@ -62,7 +63,7 @@ def tokenising(folder: Path) -> dict[str, float]:
     def ours(out: Path) -> None:
         (out / preparing.RECORDS).mkdir(parents=True)
         shutil.copy(tokenizer_path, out)
-        preparing._worker.update(
+        worker = preparing.Worker(
             folder=out,
             settings=preparing.Settings(held_out_share=0.05),
             tokenizer=tokenizer,
@@ -70,7 +71,7 @@ def tokenising(folder: Path) -> dict[str, float]:
         )
         for group in groups:
             for index, piece in enumerate(preparing._pieces(group, preparing.SMALLEST_PIECE)):
-                preparing._prepare_piece(piece, None, group.index, index)
+                worker.prepare(piece, None, group.index, index)
 
     seconds: dict[str, list[float]] = {"bare": [], "ours": []}
     for number in range(ROUNDS):
@@ -93,7 +94,7 @@ def waiting(folder: Path) -> dict[str, float]:
     """The share of nano training steps spent waiting for the next batch."""
     model = fresh_model(preset("nano"), seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    windows = open_windows(folder, "train", CONTEXT)
+    windows = open_prepared(folder).windows("train", CONTEXT)
     batches = Batches(windows=windows, seed=0, global_batch=BATCH)
     iterator = batches.prefetched(start=0, stop=STEPS)
     waited, began = 0.0, 0.0

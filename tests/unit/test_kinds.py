@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from mixerloop import config as configs
 from mixerloop.cli.main import run_verb
 from mixerloop.config import DataConfig, ModelConfig, RunConfig, TrainConfig
-from mixerloop.data.hops import HopsSettings, write_hops
+from mixerloop.data.corpora import prepare_hops
+from mixerloop.data.windows import DrawnWindows, spread_positions
 from mixerloop.evaluation.looped_scorer import LoopedScorer
 from mixerloop.evaluation.scorer import Candidate
 from mixerloop.interop.folders import export
@@ -31,7 +32,6 @@ from mixerloop.training.position import Position
 from mixerloop.training.run_setup import begin
 from mixerloop.training.trainer import Trainer
 from mixerloop.transport.trajectories import measure
-from mixerloop.transport.windows import Windows, spread_positions
 from small_model import SMALL, small_config
 from toys import input_injection, running_mean, toy_attention, two_experts  # noqa: F401
 
@@ -67,7 +67,7 @@ def large(model):
 
 @pytest.fixture
 def run_config(toy, tmp_path) -> RunConfig:
-    write_hops(tmp_path / "data", HopsSettings())
+    prepare_hops(tmp_path / "data")
     return RunConfig(
         model=toy,
         data=DataConfig(path=str(tmp_path / "data")),
@@ -161,9 +161,9 @@ def test_scores_do_not_depend_on_sharing(toy):
 def test_transport_restores_the_model_bit_for_bit(toy):
     model = large(fresh_model(toy, seed=0))
     tokens = np.random.default_rng(0).integers(toy.vocab_size, size=(4, 24))
-    trajectories = measure(model, Windows(tokens, spread_positions(24, 4)))
+    trajectories = measure(model, DrawnWindows(tokens, spread_positions(24, 4)))
     assert trajectories.intact_max_abs_error == 0.0
-    plain = measure(model, Windows(tokens, spread_positions(24, 4)), engine="plain")
+    plain = measure(model, DrawnWindows(tokens, spread_positions(24, 4)), engine="plain")
     np.testing.assert_allclose(trajectories.gram, plain.gram, atol=1e-5)
     assert trajectories.hellinger_squared.max() > 1e-6
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from mixerloop.benchmarking.measure import Quartiles, interleaved
 from mixerloop.config import ModelConfig
+from mixerloop.data.windows import DrawnWindows
 from mixerloop.model.accounting import account_model
 from mixerloop.model.initialization import fresh_model
 from mixerloop.transport.policies import (
@@ -16,7 +17,7 @@ from mixerloop.transport.policies import (
     restored,
 )
 from mixerloop.transport.trajectories import Trajectories, measure, mixing_layers
-from mixerloop.transport.windows import Windows, uniform_windows
+from mixerloop.transport.windows import uniform_windows
 
 AGREE = 1e-6
 SUMS = ("gram", "hellinger_squared", "target_gain", "top1_flips")
@@ -94,7 +95,7 @@ def _largest_difference(first: Trajectories, second: Trajectories) -> float:
     return max(float(np.abs(one - other).max()) for one, other in pairs)
 
 
-def _work_limit(config: ModelConfig, windows: Windows) -> float:
+def _work_limit(config: ModelConfig, windows: DrawnWindows) -> float:
     """Multiply-adds with weights for one window, plain over shared; each checks one forward."""
     account, schedule = account_model(config), config.occurrences()
     macs, head = account.projection_macs(), account.head_macs_per_token

@@ -105,7 +105,7 @@ class Study:
         tokenizer = () if self.tokenizer is None else (self.tokenizer,)
         given = {CORPUS: self.corpus, HELD_OUT: self.held_out, TOKENIZER: tokenizer}
         for part in plan.file.study.parts:
-            prepare_data(plan, part, _command, given)
+            prepare_data(plan, part, given)
         check_cells(plan, plan.cells)
         plan.write()
 

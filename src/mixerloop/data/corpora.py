@@ -7,10 +7,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from mixerloop.data.hops import HopsSettings, write_hops
 from mixerloop.data.prepare import Progress, Settings, check_free, prepare
 from mixerloop.data.shards import Manifest
 from mixerloop.data.sources import Source, climbmix, standard_library, text_files
+from mixerloop.data.task_folder import prepare_task
+from mixerloop.data.tasks.hops import HopsSettings
 from mixerloop.data.tokenizer import Tokenizer
 
 VOCAB_SIZE = 4096
@@ -79,14 +80,14 @@ def prepare_climbmix(
             "climbmix needs a tokenizer: --tokenizer FILE, for the paper's figures the 32,000 "
             "pieces of Llama 2; or --vocab-size N to train one, which gives other figures"
         )
-    found = climbmix(shards, None if source is None else Path(source))
-    return _prepare(found, out, settings, tokenizer, workers, progress)
+    corpus = climbmix(shards, None if source is None else Path(source))
+    return _prepare(corpus, out, settings, tokenizer, workers, progress)
 
 
 def prepare_hops(out: Path | str, settings: HopsSettings | None = None) -> HopsSettings:
     """Write the settings of the synthetic task hops; its sequences are drawn as they are read."""
     settings = HopsSettings() if settings is None else settings
-    write_hops(Path(out), settings)
+    prepare_task(out, settings)
     return settings
 
 
@@ -97,7 +98,7 @@ def _settings(
     workers: int,
     held_out_share: float | None,
 ) -> Settings:
-    """Check what is cheap to check: a source may be downloaded next."""
+    """Check the options before a source is downloaded."""
     if workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers}")
     check_free(Path(out))

@@ -45,7 +45,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a folder of prepared tokens holds."""
+    """The content of a folder of prepared tokens."""
 
     format: str
     source: dict[str, Any]
@@ -116,11 +116,19 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
+def fingerprint(folder: Path) -> str:
+    """The identity of prepared data: the sha256 of its manifest, which has those of all files."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise ValueError(f"{folder}: no {MANIFEST}; prepare it with mixerloop data prepare")
+    return file_sha256(path)
+
+
 def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
     """The tokenizer the shards were made with, and no other."""
     tokenizer = Tokenizer(folder / runs.TOKENIZER)
-    found = tokenizer.fingerprint, tokenizer.vocab_size
-    if found != (manifest.tokenizer_sha256, manifest.vocab_size):
+    identity = tokenizer.fingerprint, tokenizer.vocab_size
+    if identity != (manifest.tokenizer_sha256, manifest.vocab_size):
         raise ValueError(f"{folder / runs.TOKENIZER}: not the tokenizer the shards were made with")
     return tokenizer
 
