@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from mixerloop import paper
-from mixerloop.cli.tables import print_table, table_of
+from mixerloop.text_tables import print_table, table_of
 
 if TYPE_CHECKING:
     from mixerloop.benchmarking.core_speed import CoreResult

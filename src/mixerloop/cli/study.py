@@ -11,11 +11,11 @@ import tyro
 from mixerloop import machine
 from mixerloop.cli import report
 from mixerloop.cli.cell_lines import CellLines
-from mixerloop.cli.tables import print_table, table_of
 from mixerloop.files import check_can_hold, json_text
 from mixerloop.parsing import one_line
 from mixerloop.progress_line import LOG_SECONDS_VARIABLE, duration
 from mixerloop.study_folder import PLAN, REPORT, read_plan
+from mixerloop.text_tables import print_table, table_of
 
 if TYPE_CHECKING:
     from mixerloop.studies.plan import Cell, Plan
