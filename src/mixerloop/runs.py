@@ -17,6 +17,8 @@ from pathlib import Path
 
 from mixerloop.files import CHECKPOINTS, CONTENTS
 
+RUNS = Path("runs")
+"""Where runs and studies are made, unless the user names another place."""
 CONFIG = "config.toml"
 PROVENANCE = "provenance.json"
 TOKENIZER = "tokenizer.model"

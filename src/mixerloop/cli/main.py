@@ -1,7 +1,6 @@
 """Pick the verb and run it."""
 
 import sys
-from collections.abc import Sequence
 from typing import Annotated
 
 import tyro
@@ -52,14 +51,9 @@ def _run() -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"mixerloop {__version__}")
         return
-    run_verb(sys.argv[1:])
-
-
-def run_verb(arguments: Sequence[str]) -> None:
-    """Parse what stands behind `mixerloop`, and do it."""
     verb = tyro.cli(
         Verb,
-        args=arguments,
+        args=sys.argv[1:],
         prog="mixerloop",
         description=main.__doc__,
         config=(

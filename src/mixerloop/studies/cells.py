@@ -1,17 +1,20 @@
 """Running a cell: train, then take each measurement whose result is not there yet."""
 
 import contextlib
-import io
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from mixerloop import config as configs
 from mixerloop import runs
+from mixerloop.benchmarking.conditions import busy_warning
+from mixerloop.benchmarking.prefill_speed import bench_prefill
+from mixerloop.benchmarking.settings import PrefillSettings as PrefillBenchSettings
+from mixerloop.benchmarking.text import prefill_line
 from mixerloop.evaluation.comparison import compare, to_json
 from mixerloop.evaluation.kept_results import read_results
 from mixerloop.files import is_locked, json_text, locked, read_json, remove_leftovers, write_file
@@ -230,7 +233,7 @@ def _missing(run: Path, measure: Sequence[Measure]) -> list[Measure]:
     return [one for one in measure if not (results / MEASURED[one]).is_file()]
 
 
-def run_prefill(plan: Plan, asked: PrefillSettings, command: Command, say: Say) -> None:
+def run_prefill(plan: Plan, asked: PrefillSettings, say: Say) -> None:
     """Time prefill once for the whole study, and not beside a cell that trains."""
     path = plan.folder / PREFILL
     if path.is_file():
@@ -243,11 +246,11 @@ def run_prefill(plan: Plan, asked: PrefillSettings, command: Command, say: Say) 
         if path.is_file():
             return
         say("timing")
-        arguments = ["bench", "prefill", "--sizes", *asked.sizes]
-        arguments += ["--batches", *map(str, asked.batches), "--length", str(asked.length)]
-        arguments += ["--warmup", str(asked.warmup), "--repeats", str(asked.repeats)]
-        arguments += ["--compute-dtype", asked.compute_dtype, "--device", asked.device]
-        write_file(path, _output(command, [*arguments, "--json"]))
+        settings = PrefillBenchSettings(**asdict(asked))
+        bench = bench_prefill(settings, progress=lambda case: _to_stderr(prefill_line(case)))
+        if (warning := busy_warning(bench.provenance)) is not None:
+            _to_stderr(warning)
+        write_file(path, json_text(bench.to_json()))
 
 
 def compare_part(plan: Plan, part: PartSettings) -> None:
@@ -296,8 +299,5 @@ def _log(record: Path, what: str) -> Iterator[None]:
         print(f"{now()}  done", flush=True)
 
 
-def _output(command: Command, arguments: list[str]) -> str:
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        command(arguments)
-    return printed.getvalue()
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
