@@ -107,14 +107,14 @@ def _check_made_of(plan: Plan, part: PartSettings, given: dict[str, Sequence[Pat
     if before["prepare"] != list(part.prepare):
         old, new = (" ".join(words) for words in (before["prepare"], part.prepare))
         raise ValueError(
-            f"{data}: was made with {old}, and the study now says {new}; choose another --out, "
+            f"{data}: was made with {old}, and the study now says {new}; choose another folder, "
             "or remove it"
         )
     for word, files in given.items():
         named = [str(one.resolve()) for one in files]
         if word in part.prepare and named and named != before[word]:
             old = ", ".join(before[word]) or "none"
-            raise ValueError(f"{data}: was made of other files ({old}); choose another --out")
+            raise ValueError(f"{data}: was made of other files ({old}); choose another folder")
 
 
 def _data_record(plan: Plan, part: PartSettings) -> Path:
@@ -177,7 +177,7 @@ def check_cells(plan: Plan, cells: Sequence[Cell]) -> None:
                 if key not in configs.MAY_CHANGE and new != "auto":
                     raise ValueError(
                         f"{run}: was trained with {key} {old}, and the study now says {new}; "
-                        "choose another --out"
+                        "choose another folder"
                     )
         try:
             open_data(cell.config)
