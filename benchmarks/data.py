@@ -23,7 +23,8 @@ from mixerloop import machine
 from mixerloop.benchmarking.measure import header
 from mixerloop.config import preset
 from mixerloop.data import prepare as preparing
-from mixerloop.data.batches import Batches, open_windows
+from mixerloop.data.batches import Batches
+from mixerloop.data.prepared import open_prepared
 from mixerloop.data.shards import TokenSplit, verify
 from mixerloop.data.sources import Source, standard_library
 from mixerloop.data.tokenizer import Tokenizer
@@ -93,7 +94,7 @@ def waiting(folder: Path) -> dict[str, float]:
     """The share of nano training steps spent waiting for the next batch."""
     model = fresh_model(preset("nano"), seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    windows = open_windows(folder, "train", CONTEXT)
+    windows = open_prepared(folder).windows("train", CONTEXT)
     batches = Batches(windows=windows, seed=0, global_batch=BATCH)
     iterator = batches.prefetched(start=0, stop=STEPS)
     waited, began = 0.0, 0.0

@@ -3,7 +3,8 @@
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 LOG_SECONDS = 30
 LOG_SECONDS_VARIABLE = "MIXERLOOP_LOG_SECONDS"
@@ -54,6 +55,33 @@ class ProgressLine:
 def counting(line: ProgressLine, unit: str) -> Callable[[str, int, int], None]:
     """A callback that shows a name and how many of its units are done, of how many."""
     return lambda name, done, total: line.show(f"{name}: {done:,} of {total:,} {unit}")
+
+
+def preparing_progress() -> Callable[[str, int, int], None]:
+    """A callback for the preparation of data: a log gets a line for each kind of work."""
+    terminal = sys.stderr.isatty()
+    last = ""
+
+    def show(what: str, done: int, total: int) -> None:
+        nonlocal last
+        if terminal:
+            end = "\n" if done == total else ""
+            print(f"\r\033[K{what} {done}/{total}", end=end, file=sys.stderr, flush=True)
+        elif what != last:
+            print(what, file=sys.stderr, flush=True)
+        last = what
+
+    return show
+
+
+@contextmanager
+def says_how_to_resume() -> Iterator[None]:
+    """Tell a user who interrupts the work that the same command resumes it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from here", end="", file=sys.stderr)
+        raise
 
 
 def duration(seconds: float) -> str:

@@ -15,7 +15,8 @@ import sentencepiece
 
 import needs
 from command_line import mixerloop, refused
-from mixerloop.data.hops import HopsSettings, write_hops
+from mixerloop.data.corpora import prepare_hops
+from mixerloop.data.tasks.hops import HopsSettings
 from mixerloop.data.tokenizer import train_tokenizer
 from mixerloop.evaluation.core import asking
 from mixerloop.files import seal_folder
@@ -392,7 +393,7 @@ def test_results_of_another_model_are_not_compared(place, tmp_path):
 
 
 def test_hops_are_kept_too(tmp_path):
-    write_hops(tmp_path / "hops", HopsSettings())
+    prepare_hops(tmp_path / "hops", HopsSettings())
     config = training_file("hops", train=TRAIN, schedule="mixer_loop(2)")
     (tmp_path / "hops.toml").write_text(config)
     mixerloop("train", "hops.toml", "--out", "run", cwd=tmp_path)

@@ -9,7 +9,8 @@ import pytest
 from safetensors.torch import load_file
 
 from command_line import environment, mixerloop
-from mixerloop.data.hops import HopsSettings, write_hops
+from mixerloop.data.corpora import prepare_hops
+from mixerloop.data.tasks.hops import HopsSettings
 from mixerloop.model.checkpoint import load_model
 
 pytestmark = pytest.mark.slow
@@ -47,7 +48,7 @@ tensorboard = false
 
 @pytest.fixture
 def place(tmp_path):
-    write_hops(tmp_path / "data", HopsSettings())
+    prepare_hops(tmp_path / "data", HopsSettings())
     (tmp_path / "mixer.toml").write_text(CONFIG.format(schedule="mixer_loop(2)"))
     (tmp_path / "full.toml").write_text(CONFIG.format(schedule="full_loop(2)"))
     return tmp_path

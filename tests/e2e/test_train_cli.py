@@ -12,7 +12,8 @@ import pytest
 
 import needs
 from command_line import COMMAND, environment, mixerloop, refused
-from mixerloop.data.hops import HopsSettings, write_hops
+from mixerloop.data.corpora import prepare_hops
+from mixerloop.data.tasks.hops import HopsSettings
 from small_model import training_file
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +23,7 @@ CONFIG = training_file("data", train=TRAIN, num_layers=1, schedule="mixer_loop(2
 
 @pytest.fixture
 def place(tmp_path):
-    write_hops(tmp_path / "data", HopsSettings())
+    prepare_hops(tmp_path / "data", HopsSettings())
     (tmp_path / "small.toml").write_text(CONFIG)
     return tmp_path
 

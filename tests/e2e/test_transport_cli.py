@@ -6,7 +6,8 @@ import json
 import pytest
 
 from command_line import mixerloop, refused
-from mixerloop.data.hops import HopsSettings, write_hops
+from mixerloop.data.corpora import prepare_hops
+from mixerloop.data.tasks.hops import HopsSettings
 from small_model import training_file
 
 KEYS = {
@@ -19,7 +20,7 @@ KEYS = {
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("transport")
-    write_hops(place / "hops", HopsSettings())
+    prepare_hops(place / "hops", HopsSettings())
     (place / "hops.toml").write_text(
         training_file("hops", train={"steps": 3}, schedule="mixer_loop(3)")
     )

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from mixerloop.config import DataConfig, RunConfig, TrainConfig, preset
-from mixerloop.data.hops import HopsSettings, write_hops
+from mixerloop.data.corpora import prepare_hops
+from mixerloop.data.tasks.hops import HopsSettings
 from mixerloop.ops import native_library
 from mixerloop.training.parallel import Ranks
 from mixerloop.training.run_setup import begin
@@ -43,7 +44,7 @@ class Collect:
 @pytest.mark.parametrize("loop", LOSSES)
 @pytest.mark.parametrize("form", FORMS)
 def test_twenty_steps_always_lose_the_same(loop, form, tmp_path):
-    write_hops(tmp_path / "data", HopsSettings())
+    prepare_hops(tmp_path / "data", HopsSettings())
     config = RunConfig(
         model=replace(preset("nano"), schedule=loop),
         data=DataConfig(path=str(tmp_path / "data")),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from mixerloop.data.windows import DrawnWindows, spread_positions
 from mixerloop.model.initialization import fresh_model
 from mixerloop.schedule import LOOPS, Occurrence, mixer_loop
 from mixerloop.transport.executor import shared_residuals
@@ -22,7 +23,6 @@ from mixerloop.transport.policies import (
 )
 from mixerloop.transport.removal import removal_costs, spearman
 from mixerloop.transport.trajectories import measure
-from mixerloop.transport.windows import Windows, spread_positions
 
 TOLERANCE = 1e-6
 SCHEDULES = [*LOOPS, "A4 F A F A2 F", "A F 3x(2x(A F))"]
@@ -30,7 +30,7 @@ SCHEDULES = [*LOOPS, "A4 F A F A2 F", "A F 3x(2x(A F))"]
 
 def windows_of(vocab, *, num=5, context=24, positions=4, seed=0):
     generator = np.random.default_rng(seed)
-    return Windows(
+    return DrawnWindows(
         generator.integers(vocab, size=(num, context)), spread_positions(context, positions)
     )
 

@@ -3,8 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixerloop.data.batches import Batches, open_windows
-from mixerloop.data.hops import NOT_SCORED, Hops, HopsSettings, write_hops
+from mixerloop.data.batches import Batches
+from mixerloop.data.corpora import prepare_hops
+from mixerloop.data.prepared import open_prepared
+from mixerloop.data.tasks.hops import Hops, HopsSettings
+from mixerloop.data.windows import NOT_SCORED
 
 settings = st.builds(
     HopsSettings,
@@ -64,18 +67,18 @@ def test_hops_and_nodes_are_drawn_evenly():
 
 
 def test_a_folder_stands_for_the_task(tmp_path):
-    write_hops(tmp_path / "hops", HopsSettings(num_nodes=7))
-    windows = open_windows(tmp_path / "hops", "train", context=None)
+    prepare_hops(tmp_path / "hops", HopsSettings(num_nodes=7))
+    windows = open_prepared(tmp_path / "hops").windows("train", context=None)
     assert windows.vocab_size == 11
     batch = Batches(windows=windows, seed=0, global_batch=4).read(0)
     assert batch.inputs.shape == (4, windows.context)
     with pytest.raises(ValueError, match="its sequences have 37 tokens, not 128"):
-        open_windows(tmp_path / "hops", "train", context=128)
+        open_prepared(tmp_path / "hops").windows("train", context=128)
     (tmp_path / "hops" / "manifest.json").write_text(
         '{"format": "mixerloop-hops-1", "settings": {"num_nodes": 1}}'
     )
     with pytest.raises(ValueError, match=r"hops\.num_nodes must be from 2"):
-        open_windows(tmp_path / "hops", "train", context=None)
+        open_prepared(tmp_path / "hops").windows("train", context=None)
 
 
 def test_the_held_out_set_is_finite():

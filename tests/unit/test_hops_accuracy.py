@@ -6,10 +6,11 @@ import torch
 
 from command_line import mixerloop, refused
 from mixerloop.config import ModelConfig
-from mixerloop.data.hops import Hops, HopsSettings, write_hops
-from mixerloop.evaluation.hops_accuracy import guesses, hops_accuracy
+from mixerloop.data.corpora import prepare_hops
+from mixerloop.data.tasks.hops import Hops, HopsSettings
 from mixerloop.evaluation.kept_results import read_results
 from mixerloop.evaluation.kept_results import write_hops as keep_hops
+from mixerloop.evaluation.task_accuracy import task_accuracy
 from mixerloop.intervals import bootstrap_ratio
 from mixerloop.model.initialization import fresh_model
 
@@ -39,12 +40,12 @@ class Oracle:
 
 
 def test_who_follows_every_pair_is_always_right(hops):
-    for one in hops_accuracy(Oracle(hops, reach=4), hops, num_sequences=100):
+    for one in task_accuracy(Oracle(hops, reach=4), hops, num_sequences=100):
         assert one.accuracy == (1.0, 1.0, 1.0)
 
 
 def test_who_follows_two_pairs_is_right_for_two_hops(hops):
-    found = hops_accuracy(Oracle(hops, reach=2), hops, num_sequences=400)
+    found = task_accuracy(Oracle(hops, reach=2), hops, num_sequences=400)
     assert [one.accuracy.value == 1.0 for one in found] == [True, True, False, False]
     for one in found[2:]:
         assert one.accuracy.lower < one.accuracy.value < one.accuracy.upper < 0.6
@@ -55,14 +56,14 @@ def test_a_fresh_model_knows_nothing(hops):
     config = ModelConfig(
         num_layers=1, d_model=16, num_heads=2, d_head=8, d_ffn=16, vocab_size=hops.vocab_size
     )
-    for one in hops_accuracy(fresh_model(config, seed=0), hops, num_sequences=500):
+    for one in task_accuracy(fresh_model(config, seed=0), hops, num_sequences=500):
         assert one.accuracy.value < 0.5
 
 
 def test_a_guess_is_the_node_itself_or_an_answer_seen_before(hops):
     n = hops.settings.num_nodes
     sequences, asked_hops = hops.sequences(np.arange(300))
-    said = guesses(hops, sequences)
+    said = hops.guesses(sequences)
     seen_again = 0
     for row, sequence in enumerate(sequences.tolist()):
         answers = {}
@@ -98,7 +99,7 @@ def test_the_command_prints_json_and_refuses_other_data(tmp_path):
         "vocab_size = 12\n"
     )
     mixerloop("init", tmp_path / "c.toml", "--out", run)
-    write_hops(data, HopsSettings())
+    prepare_hops(data, HopsSettings())
     evaluate = ("evaluate", "hops", run, "--sequences", 50)
     result = json.loads(mixerloop(*evaluate, "--data", data, "--json").stdout)
     assert [one["hops"] for one in result["accuracy_by_hop"]] == [1, 2, 3, 4]

@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 
 from mixerloop.config import ModelConfig
-from mixerloop.data.batches import TokenWindows
-from mixerloop.data.hops import NOT_SCORED, Hops, HopsSettings
+from mixerloop.data.held_out import held_out_task, held_out_text
 from mixerloop.data.prepare import Settings, canonical, prepare
 from mixerloop.data.shards import TokenSplit, open_tokenizer
 from mixerloop.data.sources import text_files
+from mixerloop.data.tasks.hops import Hops, HopsSettings
+from mixerloop.data.windows import NOT_SCORED, TokenWindows
 from mixerloop.evaluation.looped_scorer import LoopedScorer
-from mixerloop.evaluation.nll import edges, held_out_hops, held_out_text, measure, summarise
+from mixerloop.evaluation.nll import edges, measure, summarise
 from mixerloop.model.initialization import fresh_model
 from mixerloop.schedule import first_passes, full_loop, mixer_loop, no_loop
 
@@ -149,7 +150,7 @@ def test_of_hops_the_answers_are_scored_by_sequence(monkeypatch):
     monkeypatch.setattr(hops, "num_windows", 50)
     sizes = ModelConfig(num_layers=1, d_model=16, num_heads=2, d_head=8, d_ffn=24, vocab_size=50)
     model = fresh_model(dataclasses.replace(sizes, vocab_size=12, schedule="mixer_loop(2)"), seed=0)
-    held_out = held_out_hops(hops)
+    held_out = held_out_task(hops)
     sums = measure(LoopedScorer(model), held_out)
     inputs, labels = hops.read(np.arange(50))
     with torch.no_grad():

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from command_line import environment, mixerloop, refused
-from mixerloop.data.hops import HopsSettings, write_hops
+from mixerloop.data.corpora import prepare_hops
+from mixerloop.data.tasks.hops import HopsSettings
 from mixerloop.data.tokenizer import train_tokenizer
 from small_model import model_file, training_file
 
@@ -118,7 +119,7 @@ def test_lm_eval_names_the_extra(tmp_path):
 
 @pytest.fixture
 def place(tmp_path):
-    write_hops(tmp_path / "data", HopsSettings())
+    prepare_hops(tmp_path / "data", HopsSettings())
     (tmp_path / "small.toml").write_text(training_file("data", schedule="no_loop"))
     return tmp_path
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from mixerloop import runs
 from mixerloop.data import prepare as preparing
 from mixerloop.data import shards
-from mixerloop.data.batches import TokenWindows
 from mixerloop.data.prepare import (
     WORD_MARK,
     Settings,
@@ -24,6 +23,7 @@ from mixerloop.data.prepare import (
 from mixerloop.data.shards import TokenSplit, read_manifest, token_dtype, verify, write_shard
 from mixerloop.data.sources import Source, SourceFile, text_files
 from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
+from mixerloop.data.windows import TokenWindows
 from mixerloop.files import file_sha256, write_file
 
 SMALL_PIECE = 2**14

@@ -21,7 +21,8 @@ import needs
 from mixerloop import runs
 from mixerloop.config import run_config
 from mixerloop.data.batches import Batches
-from mixerloop.data.hops import Hops, HopsSettings, write_hops
+from mixerloop.data.corpora import prepare_hops
+from mixerloop.data.tasks.hops import Hops, HopsSettings
 from mixerloop.files import is_locked, locked, remove_leftovers
 from mixerloop.model.checkpoint import load_model
 from mixerloop.ops.gated_delta_rule import choose_form
@@ -35,7 +36,7 @@ from mixerloop.training.trainer import Trainer, step_seed
 
 @pytest.fixture
 def data(tmp_path):
-    write_hops(tmp_path / "data", HopsSettings())
+    prepare_hops(tmp_path / "data", HopsSettings())
     return tmp_path / "data"
 
 
@@ -469,7 +470,7 @@ def test_data_may_move_but_not_change(tmp_path, config, data):
     assert resumed_config(tmp_path / "run", config_file=None, overrides=moved)
     with pytest.raises(ValueError, match=r"no manifest\.json; prepare it"):
         resumed_config(tmp_path / "run", config_file=None, overrides={})
-    write_hops(data, HopsSettings(seed=1))
+    prepare_hops(data, HopsSettings(seed=1))
     with pytest.raises(ValueError, match="not the data this run was trained on"):
         resumed_config(tmp_path / "run", config_file=None, overrides={})
 

@@ -8,7 +8,8 @@ import torch
 
 from mixerloop import machine
 from mixerloop.config import DataConfig, ModelConfig, RunConfig, TrainConfig
-from mixerloop.data.hops import HopsSettings, write_hops
+from mixerloop.data.corpora import prepare_hops
+from mixerloop.data.tasks.hops import HopsSettings
 from mixerloop.model.checkpoint import load_model
 from mixerloop.ops import precision
 from mixerloop.training import gemm_rate as rates
@@ -23,7 +24,7 @@ SMALL = ModelConfig(num_layers=2, d_model=64, num_heads=4, d_head=16, d_ffn=168,
 
 @pytest.fixture
 def config(tmp_path) -> RunConfig:
-    write_hops(tmp_path / "data", HopsSettings())
+    prepare_hops(tmp_path / "data", HopsSettings())
     train = TrainConfig(
         steps=4, global_batch=10, micro_batch=8, compute_dtype="float32", evaluate_windows=4
     )

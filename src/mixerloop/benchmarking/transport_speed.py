@@ -10,6 +10,7 @@ from mixerloop.benchmarking.conditions import config_of, provenance_of
 from mixerloop.benchmarking.measure import Quartiles, interleaved
 from mixerloop.benchmarking.settings import TransportSettings
 from mixerloop.config import ModelConfig
+from mixerloop.data.windows import DrawnWindows
 from mixerloop.model.accounting import account_model
 from mixerloop.model.initialization import fresh_model
 from mixerloop.notation import resolve
@@ -21,7 +22,7 @@ from mixerloop.transport.policies import (
     restored,
 )
 from mixerloop.transport.trajectories import Trajectories, measure, mixing_layers
-from mixerloop.transport.windows import Windows, uniform_windows
+from mixerloop.transport.windows import uniform_windows
 
 AGREE = 1e-6
 SUMS = ("gram", "hellinger_squared", "target_gain", "top1_flips")
@@ -132,7 +133,7 @@ def _largest_difference(first: Trajectories, second: Trajectories) -> float:
     return max(float(np.abs(one - other).max()) for one, other in pairs)
 
 
-def _work_limit(config: ModelConfig, windows: Windows) -> float:
+def _work_limit(config: ModelConfig, windows: DrawnWindows) -> float:
     """Multiply-adds with weights for one window, plain over shared; each checks one forward."""
     account, schedule = account_model(config), config.occurrences()
     macs, head = account.projection_macs(), account.head_macs_per_token

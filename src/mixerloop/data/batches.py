@@ -9,92 +9,13 @@ import queue
 import threading
 from collections.abc import Generator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
-from mixerloop.data.hops import FORMAT as HOPS_FORMAT
-from mixerloop.data.hops import Hops, HopsSettings
 from mixerloop.data.order import Permutation
-from mixerloop.data.shards import MANIFEST, TokenSplit
-from mixerloop.data.sources import Split
-from mixerloop.files import file_sha256, read_json
-from mixerloop.parsing import from_dict
+from mixerloop.data.windows import Windows
 
 PREFETCHED_BATCHES = 4
-
-
-class Windows(Protocol):
-    """Fixed-length examples that can be read by number."""
-
-    num_windows: int
-    vocab_size: int
-    context: int
-
-    def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and labels of these windows, int64 [num, context] each."""
-        ...
-
-
-class TokenWindows:
-    """A split cut into windows of `context` tokens, each labelled with the token after it.
-
-    Every position has a label, so a window reads one token into the next.
-    """
-
-    def __init__(self, tokens: TokenSplit, context: int) -> None:
-        if context < 1:
-            raise ValueError(f"context must be at least 1, got {context}")
-        self.tokens, self.context = tokens, context
-        self.vocab_size = tokens.manifest.vocab_size
-        self.num_windows = max(0, len(tokens) - 1) // context
-        if self.num_windows == 0:
-            raise ValueError(
-                f"{tokens.folder}: {len(tokens):,} {tokens.split} tokens do not fill a window "
-                f"of {context:,}"
-            )
-
-    def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and labels of these windows."""
-        rows = np.empty((len(indices), self.context + 1), dtype=np.int64)
-        for row, index in zip(rows, indices, strict=True):
-            start = int(index) * self.context
-            row[:] = self.tokens.read(start, start + self.context + 1)
-        return rows[:, :-1], rows[:, 1:]
-
-
-def open_windows(folder: Path, split: Split, context: int | None) -> Windows:
-    """The windows of a prepared folder; a made task has a context of its own."""
-    if (settings := hops_settings(folder)) is not None:
-        hops = Hops(settings, split)
-        if context not in (None, hops.context):
-            raise ValueError(f"{folder}: its sequences have {hops.context} tokens, not {context}")
-        return hops
-    tokens = TokenSplit(folder, split)
-    if context is None:
-        raise ValueError(f"{folder}: tokens need a context to be cut into windows of")
-    return TokenWindows(tokens, context)
-
-
-def fingerprint(folder: Path) -> str:
-    """The sha256 of a folder's manifest, which has those of everything else in it."""
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise ValueError(f"{folder}: no {MANIFEST}; prepare it with mixerloop data prepare")
-    return file_sha256(path)
-
-
-def hops_settings(folder: Path) -> HopsSettings | None:
-    """The settings of a folder that stands for hops, or None for one that holds tokens."""
-    path = folder / MANIFEST
-    data = read_json(path) if path.is_file() else None
-    if not isinstance(data, dict) or data.get("format") != HOPS_FORMAT:
-        return None
-    try:
-        return from_dict(HopsSettings, data.get("settings", {}), "settings.")
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -117,7 +38,7 @@ class Batches:
     num_ranks: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse a batch that does not divide."""
+        """Reject a batch that does not divide."""
         if self.global_batch < 1 or self.global_batch % self.num_ranks:
             raise ValueError(
                 f"a batch of {self.global_batch} does not divide among {self.num_ranks} ranks"

@@ -7,10 +7,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from mixerloop.data.hops import HopsSettings, write_hops
 from mixerloop.data.prepare import Progress, Settings, check_free, prepare
 from mixerloop.data.shards import Manifest
 from mixerloop.data.sources import Source, climbmix, standard_library, text_files
+from mixerloop.data.task_folder import prepare_task
+from mixerloop.data.tasks.hops import HopsSettings
 from mixerloop.data.tokenizer import Tokenizer
 
 VOCAB_SIZE = 4096
@@ -86,7 +87,7 @@ def prepare_climbmix(
 def prepare_hops(out: Path | str, settings: HopsSettings | None = None) -> HopsSettings:
     """Write the settings of the synthetic task hops; its sequences are drawn as they are read."""
     settings = HopsSettings() if settings is None else settings
-    write_hops(Path(out), settings)
+    prepare_task(out, settings)
     return settings
 
 

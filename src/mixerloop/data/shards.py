@@ -116,6 +116,14 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
+def fingerprint(folder: Path) -> str:
+    """The identity of prepared data: the sha256 of its manifest, which has those of all files."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise ValueError(f"{folder}: no {MANIFEST}; prepare it with mixerloop data prepare")
+    return file_sha256(path)
+
+
 def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
     """The tokenizer the shards were made with, and no other."""
     tokenizer = Tokenizer(folder / runs.TOKENIZER)

@@ -8,20 +8,12 @@ from typing import Any
 
 from mixerloop import runs
 from mixerloop.config import check_fits
-from mixerloop.data.batches import fingerprint, hops_settings
-from mixerloop.data.hops import Hops
-from mixerloop.data.shards import TokenSplit, open_tokenizer
+from mixerloop.data.held_out import HeldOut
+from mixerloop.data.prepared import Prepared, open_prepared
 from mixerloop.evaluation.comparison import FEW_DOCUMENTS
 from mixerloop.evaluation.kept_results import write_nll
 from mixerloop.evaluation.looped_scorer import scorer_of
-from mixerloop.evaluation.nll import (
-    NLL,
-    HeldOut,
-    held_out_hops,
-    held_out_text,
-    measure,
-    summarise,
-)
+from mixerloop.evaluation.nll import NLL, measure, summarise
 from mixerloop.files import file_sha256
 from mixerloop.schedule import first_passes, num_passes_of
 from mixerloop.subject import Heading, Subject
@@ -74,8 +66,8 @@ def evaluate_nll(
     for number in passes:
         if not 1 <= number <= most:
             raise ValueError(f"passes {number}: this schedule makes 1 to {most}")
-    folder = subject.data(data)
-    held_out = _held_out(subject, folder, context)
+    prepared = open_prepared(subject.data(data))
+    held_out = _held_out(subject, prepared, context)
 
     def part(name: str) -> Callable[[int, int], None] | None:
         return None if progress is None else partial(progress, name)
@@ -93,31 +85,24 @@ def evaluate_nll(
         context=held_out.context,
         warnings=_warnings(figures),
         by_passes=by_passes,
-        provenance=subject.provenance(data=fingerprint(folder)),
+        provenance=subject.provenance(data=prepared.fingerprint),
     )
     if subject.results is not None:
         write_nll(subject.results, result.to_json(), sums, held_out)
     return result
 
 
-def _held_out(subject: Subject, data: Path, context: int | None) -> HeldOut:
-    vocab_size = subject.config.model.vocab_size
-    if (settings := hops_settings(data)) is not None:
-        hops = Hops(settings, "held_out")
-        check_fits(data, hops.vocab_size, vocab_size)
-        if context not in (None, hops.context):
-            raise ValueError(f"{data}: its sequences have {hops.context} tokens, no other")
-        return held_out_hops(hops)
-    split = TokenSplit(data, "held_out")
-    check_fits(data, split.manifest.vocab_size, vocab_size)
+def _held_out(subject: Subject, data: Prepared, context: int | None) -> HeldOut:
+    check_fits(data.folder, data.vocab_size, subject.config.model.vocab_size)
     own = subject.folder / runs.TOKENIZER
-    if own.is_file() and file_sha256(own) != split.manifest.tokenizer_sha256:
-        raise ValueError(f"{data}: was made with another tokenizer than the run's")
-    configured = None if subject.config.data is None else subject.config.data.context
-    context = configured if context is None else context
-    if context is None:
-        raise ValueError("this run has no context of its own; give one with --context")
-    return held_out_text(split, open_tokenizer(data, split.manifest), context=context)
+    has_tokenizers = data.tokenizer_sha256 is not None and own.is_file()
+    if has_tokenizers and file_sha256(own) != data.tokenizer_sha256:
+        raise ValueError(f"{data.folder}: was made with another tokenizer than the run's")
+    if context is None and data.context is None:
+        context = None if subject.config.data is None else subject.config.data.context
+        if context is None:
+            raise ValueError("this run has no context of its own; give one with --context")
+    return data.held_out(context)
 
 
 def _figures(nll: NLL) -> dict[str, Any]:

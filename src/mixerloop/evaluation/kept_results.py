@@ -16,9 +16,10 @@ import numpy as np
 from mixerloop import config as configs
 from mixerloop import runs
 from mixerloop.config import RunConfig
+from mixerloop.data.held_out import HeldOut
 from mixerloop.evaluation.core.answer_folder import SETTINGS, read_answers
 from mixerloop.evaluation.core.metric import VERSIONS
-from mixerloop.evaluation.nll import DocumentSums, HeldOut
+from mixerloop.evaluation.nll import DocumentSums
 from mixerloop.files import file_sha256, json_text, read_json, write_file
 from mixerloop.parsing import one_line
 

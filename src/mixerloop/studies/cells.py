@@ -15,10 +15,12 @@ from mixerloop.benchmarking.conditions import busy_warning
 from mixerloop.benchmarking.prefill_speed import bench_prefill
 from mixerloop.benchmarking.settings import PrefillSettings as PrefillBenchSettings
 from mixerloop.benchmarking.text import prefill_line
+from mixerloop.data.preparation import parse_preparation
 from mixerloop.evaluation.comparison import compare, to_json
 from mixerloop.evaluation.kept_results import read_results
 from mixerloop.files import is_locked, json_text, locked, read_json, remove_leftovers, write_file
 from mixerloop.parsing import one_line
+from mixerloop.progress_line import preparing_progress, says_how_to_resume
 from mixerloop.provenance import collect_provenance, now
 from mixerloop.studies.measuring import measure_run
 from mixerloop.studies.plan import Cell, Plan
@@ -45,15 +47,11 @@ from mixerloop.training.sessions import Trained, resume, train
 from mixerloop.training.status import status
 from mixerloop.training.trainer import open_data
 
-Command = Callable[[Sequence[str]], None]
-"""Runs `mixerloop ...` and raises what goes wrong."""
 Say = Callable[[str], None]
 State = Literal["done", "failed", "running", "begun", "waiting"]
 
 MANIFEST = "manifest.json"
 MADE_OF = "made_of.json"
-REFUSED = 2
-"""What a program exits with that does not know an option."""
 YOURS = {CORPUS: "--corpus", TOKENIZER: "--tokenizer"}
 WAIT_SECONDS = 2.0
 COMPARISON_SEED = 0
@@ -121,48 +119,37 @@ def _data_record(plan: Plan, part: PartSettings) -> Path:
     return record_of(plan.folder, f"{part.name}/{DATA}")
 
 
-def prepare_data(
-    plan: Plan, part: PartSettings, command: Command, given: dict[str, Sequence[Path]]
-) -> None:
+def prepare_data(plan: Plan, part: PartSettings, given: dict[str, Sequence[Path]]) -> None:
     """Make the data of a part, or wait for whoever is making it."""
     data, record = plan.data(part.name), _data_record(plan, part)
     if (data / MANIFEST).is_file():
         _check_made_of(plan, part, given)
         return
     place = f"parts[{plan.file.study.parts.index(part)}].prepare"
-    arguments: list[str] = []
+    words: list[str] = []
     for word in part.prepare:
         if word in YOURS and not given[word]:
             raise plan.file.refused(place, f"this data needs files of yours: {YOURS[word]} FILE")
         if word == HELD_OUT and given[HELD_OUT]:
-            arguments.append("--held-out")
-        arguments += map(str, given[word]) if word in given else [word]
+            words.append("--held-out")
+        words += map(str, given[word]) if word in given else [word]
+    try:
+        preparation = parse_preparation(words)
+    except ValueError as error:
+        raise plan.file.refused(place, error) from None
     while not (data / MANIFEST).is_file():
         with _lock(record) as mine:
             if not mine:
                 time.sleep(WAIT_SECONDS)
             elif not (data / MANIFEST).is_file():
-                _make_data(plan, part, command, given, ["data", "prepare", *arguments], place)
+                files = {word: [str(one.resolve()) for one in given[word]] for word in given}
+                made_of = {"prepare": list(part.prepare), **files}
+                write_file(record / MADE_OF, json_text(made_of))
+                with _log(record, f"data prepare {' '.join(words)} --out {data}"):
+                    with says_how_to_resume():
+                        prepared = preparation.prepare(data, progress=preparing_progress())
+                    print("\n".join(prepared.lines))
     _check_made_of(plan, part, given)
-
-
-def _make_data(
-    plan: Plan,
-    part: PartSettings,
-    command: Command,
-    given: dict[str, Sequence[Path]],
-    arguments: list[str],
-    place: str,
-) -> None:
-    record = _data_record(plan, part)
-    files = {word: [str(one.resolve()) for one in given[word]] for word in given}
-    write_file(record / MADE_OF, json_text({"prepare": list(part.prepare), **files}))
-    try:
-        _logged(command, [*arguments, "--out", str(plan.data(part.name))], record)
-    except SystemExit as stop:
-        if stop.code != REFUSED:
-            raise
-        raise plan.file.refused(place, "mixerloop data prepare does not know this") from None
 
 
 def check_cells(plan: Plan, cells: Sequence[Cell]) -> None:
@@ -282,12 +269,6 @@ def _lock(record: Path) -> Iterator[bool]:
 
 def _keep(record: Path, **facts: Any) -> None:
     write_file(record / STATE, json_text(facts))
-
-
-def _logged(command: Command, arguments: list[str], record: Path) -> None:
-    """What a command prints goes to the cell's log; its progress is still seen."""
-    with _log(record, "mixerloop " + " ".join(arguments)):
-        command(arguments)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import torch
 
 from mixerloop.benchmarking.training_speed import training_step
 from mixerloop.config import RunConfig
-from mixerloop.data.hops import Hops, HopsSettings
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import fresh_model
 from mixerloop.ops.precision import choose_compute_dtype
@@ -18,12 +17,11 @@ PROBE_TOKENS = 4096
 PROBE_STEPS = 2
 
 
-def expected_seconds(config: RunConfig) -> float:
+def expected_seconds(config: RunConfig, *, context: int) -> float:
     """Of training on this machine's processor, without the measurements after it."""
-    data, train = config.for_training()
+    _, train = config.for_training()
     if train.seconds is not None:
         return train.seconds
-    context = data.context or Hops(HopsSettings(), "train").context
     model = fresh_model(config.model, seed=0, form=train.form)
     budget = budget_of(
         train,
@@ -45,7 +43,8 @@ def expected_seconds(config: RunConfig) -> float:
 def expected_of_all(cells: Sequence[Cell], *, threads: int) -> dict[int, float]:
     """By the cells' numbers; seeds do not change the time, so each model is tried once.
 
-    Each is tried with the threads it will have. Of cells for GPUs nothing can be said here.
+    Each is tried with the threads it will have. Of cells for GPUs nothing can be said here, nor of
+    cells without a context, which are rejected before they train.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(min(threads, before))
@@ -59,6 +58,8 @@ def _expected_of_all(cells: Sequence[Cell]) -> dict[int, float]:
     known: dict[tuple[str, str], float] = {}
     here = [cell for cell in cells if not cell.gpus]
     for cell in here:
-        if (cell.part, cell.arm) not in known:
-            known[cell.part, cell.arm] = expected_seconds(cell.config)
-    return {cell.number: known[cell.part, cell.arm] for cell in here}
+        if (cell.part, cell.arm) not in known and cell.context is not None:
+            known[cell.part, cell.arm] = expected_seconds(cell.config, context=cell.context)
+    return {
+        cell.number: known[cell.part, cell.arm] for cell in here if (cell.part, cell.arm) in known
+    }

@@ -21,6 +21,7 @@ from mixerloop.studies.study import (
     MeasureTypes,
     PartSettings,
     StudyFile,
+    preparation_of,
 )
 from mixerloop.study_folder import DATA, PLAN, PREFILL, read_plan
 
@@ -46,6 +47,8 @@ class Cell:
     arm: str
     seed: int
     config: RunConfig
+    context: int | None
+    """Tokens of a window; None if neither the config nor the data decides."""
     measure: tuple[Measure, ...]
     parameters: int
     flops_per_token: float
@@ -176,7 +179,7 @@ def make_plan(file: StudyFile, folder: Path) -> Plan:
         for seed in part.seeds:
             for arm in part.arms:
                 config = models[arm.title]
-                _, train = config.for_training()
+                data, train = config.for_training()
                 seeded = dataclasses.replace(train, seed=seed)
                 cells.append(
                     Cell(
@@ -185,6 +188,7 @@ def make_plan(file: StudyFile, folder: Path) -> Plan:
                         arm=arm.title,
                         seed=seed,
                         config=dataclasses.replace(config, train=seeded),
+                        context=data.context or preparation_of(part).context,
                         measure=part.measure,
                         parameters=_parameters(config.model),
                         flops_per_token=_flops(config),

@@ -1,8 +1,5 @@
 """`plan_study` and `run_study`: from a study file to a finished report."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -213,7 +210,7 @@ def _start(plan: Plan, given: dict[str, Sequence[Path]]) -> None:
     plan.folder.mkdir(parents=True, exist_ok=True)
     check_can_hold(plan.folder)
     for part in plan.file.study.parts:
-        prepare_data(plan, part, _data_command, given)
+        prepare_data(plan, part, given)
     check_cells(plan, plan.cells)
     plan.write()
 
@@ -267,19 +264,3 @@ def _compare(plan: Plan) -> list[str]:
             say(part.name, f"not compared: {one_line(error)}")
             failed.append(f"{part.name}, comparing")
     return failed
-
-
-def _data_command(arguments: Sequence[str]) -> None:
-    """Run `mixerloop data prepare` in a process; its one line of error is raised."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "mixerloop", *arguments],
-        env={**os.environ, machine.PARENT: str(os.getpid())},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    if ended.returncode:
-        last = ended.stderr.strip().rpartition("\n")[2]
-        if not last.startswith("mixerloop: "):
-            sys.exit(ended.returncode)
-        raise ValueError(last.removeprefix("mixerloop: "))

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mixerloop.config import PRESETS, ComputeDtype, Device
+from mixerloop.data.preparation import Preparation, parse_preparation
+from mixerloop.data.tasks.registry import TASKS
 from mixerloop.parsing import from_dict, one_line, suggest
 from mixerloop.study_folder import CELLS, DATA, FIGURES
 
@@ -22,7 +24,6 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 ARM_NAME = re.compile(r"[A-Za-z0-9(][^/\\\x00-\x1f<>]*")
 RESERVED = (DATA, CELLS, FIGURES)
 """Folders of a study that are not parts."""
-SOURCES = ("hops", "stdlib", "text", "climbmix")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,25 +186,34 @@ def _check(file: StudyFile) -> None:
             raise file.refused(f"{here}.seeds", f"a seed is not negative: {min(part.seeds)}")
         if min(part.cpus, part.gpus + 1) < 1:
             raise file.refused(f"{here}.cpus", "a cell needs a processor")
-        if not part.prepare or part.prepare[0] not in SOURCES:
-            given = part.prepare[0] if part.prepare else ""
-            raise file.refused(
-                f"{here}.prepare", f"'{given}' makes no data; {suggest(given, SOURCES)}"
-            )
-        if "hops" in part.measure and part.prepare[0] != "hops":
-            raise file.refused(f"{here}.measure", "hops can be measured on hops only")
-        _check_transport(file, f"{here}.transport", part)
+        try:
+            preparation = preparation_of(part)
+        except ValueError as error:
+            raise file.refused(f"{here}.prepare", error) from None
+        for measure in part.measure:
+            if measure in TASKS and part.prepare[0] != measure:
+                raise file.refused(
+                    f"{here}.measure", f"{measure} can be measured on {measure} only"
+                )
+        _check_transport(file, f"{here}.transport", part, preparation)
         for section, key in (("model", "schedule"), ("data", "path"), ("train", "seed")):
             if key in getattr(part, section):
                 raise file.refused(f"{here}.{section}.{key}", f"{key} is for the study to set")
 
 
-def _check_transport(file: StudyFile, place: str, part: PartSettings) -> None:
+def preparation_of(part: PartSettings) -> Preparation:
+    """The data of a part, with names such as {corpus} in place of the user's files."""
+    return parse_preparation([word for word in part.prepare if word != HELD_OUT])
+
+
+def _check_transport(
+    file: StudyFile, place: str, part: PartSettings, preparation: Preparation
+) -> None:
     asked = part.transport
     if asked.windows < 2:
         raise file.refused(place, "an interval needs two windows or more")
     room = asked.context - 1 - asked.context // 2
-    if asked.positions < 1 or (part.prepare[0] != "hops" and asked.positions > room):
+    if asked.positions < 1 or (preparation.context is None and asked.positions > room):
         raise file.refused(
             place,
             f"{asked.context} tokens have room for 1 to {room} positions, not {asked.positions}",

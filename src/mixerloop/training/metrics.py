@@ -32,7 +32,7 @@ class Metrics:
     """Before clipping."""
     learning_rate: float
     held_out_nll: float | None
-    """After the update; only at steps that measure it."""
+    """The validation NLL after the update; only at steps that measure it."""
 
 
 @dataclass(frozen=True, kw_only=True)

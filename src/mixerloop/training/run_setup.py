@@ -9,7 +9,8 @@ from typing import Any
 from mixerloop import config as configs
 from mixerloop import runs
 from mixerloop.config import RunConfig, TrainConfig, check_same_run
-from mixerloop.data.batches import Batches, fingerprint
+from mixerloop.data.batches import Batches
+from mixerloop.data.shards import fingerprint
 from mixerloop.files import check_space, json_text, new_folder, read_json, write_file
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import fresh_model

@@ -20,7 +20,9 @@ import torch
 
 from mixerloop import machine, runs
 from mixerloop.config import RunConfig, check_same_run
-from mixerloop.data.batches import Batch, Batches, Windows, open_windows
+from mixerloop.data.batches import Batch, Batches
+from mixerloop.data.prepared import open_prepared
+from mixerloop.data.windows import Windows
 from mixerloop.files import check_space
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.checkpoint import load_model
@@ -30,13 +32,13 @@ from mixerloop.training.budget import Budget, budget_of
 from mixerloop.training.core_share import CoreShare
 from mixerloop.training.gemm_rate import gemm_rate
 from mixerloop.training.gradients import Computation, accumulate, clip
-from mixerloop.training.held_out import held_out_nll
 from mixerloop.training.loss import SummedLoss
 from mixerloop.training.lr_curve import learning_rate
 from mixerloop.training.metrics import Metrics, Timing, Watcher
 from mixerloop.training.optimizer import hold_what_never_runs, make_optimizer
 from mixerloop.training.parallel import ParallelLoss, Ranks, local_parts
 from mixerloop.training.position import Position
+from mixerloop.training.validation import validation_nll
 
 BYTES_PER_PARAMETER = 12  # a checkpoint holds each weight and its two moments in float32
 ENDLESS = 2**62
@@ -190,7 +192,7 @@ class Trainer:
 
     def _evaluate(self) -> float:
         with self.clock.stopped():
-            found = held_out_nll(
+            found = validation_nll(
                 self.summed_loss,
                 self.held_out,
                 num_windows=self.train_config.evaluate_windows,
@@ -343,9 +345,9 @@ class Clock:
 def open_data(config: RunConfig) -> tuple[Windows, Windows]:
     """The windows to train on and those held out, if the model can read them."""
     data, _ = config.for_training()
-    train, held_out = (
-        open_windows(Path(data.path), split, data.context) for split in ("train", "held_out")
-    )
+    prepared = open_prepared(data.path)
+    train = prepared.windows("train", data.context)
+    held_out = prepared.windows("held_out", data.context)
     if train.vocab_size > config.model.vocab_size:
         raise ValueError(
             f"{data.path}: {train.vocab_size:,} token ids do not fit the model's vocabulary of "

@@ -16,7 +16,8 @@ from mixerloop.config import (
     check_fits,
     preset,
 )
-from mixerloop.data.batches import fingerprint
+from mixerloop.data.prepared import open_prepared
+from mixerloop.data.windows import Draw, DrawnWindows
 from mixerloop.files import check_can_hold, json_text, write_file
 from mixerloop.model.device import find_device
 from mixerloop.model.initialization import fresh_model
@@ -25,7 +26,7 @@ from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.provenance import collect_provenance
 from mixerloop.subject import Heading, Subject
 from mixerloop.transport.result import transport_result
-from mixerloop.transport.windows import Windows, held_out_windows, uniform_windows
+from mixerloop.transport.windows import uniform_windows
 
 TRANSPORT = "transport.json"
 Progress = Callable[[str, int, int], None]
@@ -92,16 +93,15 @@ def measure_transport(
     folder the subject was trained on where it is not given.
     """
     looking = Looking() if looking is None else looking
-    folder = subject.data(data)
-    windows, num_ids = held_out_windows(
-        folder,
+    prepared = open_prepared(subject.data(data))
+    draw = Draw(
         num=looking.windows,
-        context=looking.context,
         num_positions=looking.positions,
         seed=looking.seed,
-        draw=int(looking.second_draw),
+        number=int(looking.second_draw),
     )
-    check_fits(folder, num_ids, subject.config.model.vocab_size)
+    windows = prepared.draw(draw, context=looking.context)
+    check_fits(prepared.folder, prepared.vocab_size, subject.config.model.vocab_size)
     train = subject.config.train
     if control and train is None:
         raise ValueError(f"{subject.folder}: was not trained, so it is its own control")
@@ -121,7 +121,7 @@ def measure_transport(
         figures=figures,
         control=control_figures,
         provenance=subject.provenance(
-            data=fingerprint(folder), draw_seed=looking.seed, draw=int(looking.second_draw)
+            data=prepared.fingerprint, draw_seed=looking.seed, draw=int(looking.second_draw)
         ),
     )
     subject.keep(TRANSPORT, result.to_json())
@@ -195,7 +195,7 @@ def measure_fresh_transport(
 
 def _figures(
     model: LoopedLM,
-    windows: Windows,
+    windows: DrawnWindows,
     subject: Subject,
     looking: Looking,
     name: str,

@@ -9,13 +9,14 @@ import torch
 from jaxtyping import Float
 
 from mixerloop.config import ComputeDtype
+from mixerloop.data.windows import DrawnWindows
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.ops.precision import compute_in
 from mixerloop.schedule import Schedule
 from mixerloop.transport.geometry import marginal_itr
 from mixerloop.transport.policies import mixer_passes
 from mixerloop.transport.trajectories import Readout, by_window_gram, mixing_layers, readouts
-from mixerloop.transport.windows import Windows
+from mixerloop.transport.windows import batches_of
 
 NOISE_WINDOWS = 2
 """Windows the wider type is run on; rounding is much the same in all."""
@@ -38,7 +39,7 @@ class NoiseFloor:
 @torch.inference_mode()
 def noise_floor(
     model: LoopedLM,
-    windows: Windows,
+    windows: DrawnWindows,
     *,
     schedule: Schedule | None = None,
     compute_dtype: ComputeDtype = "float32",
@@ -49,7 +50,7 @@ def noise_floor(
     wide_model = copy.deepcopy(model).double() if narrow_is_float32 else model
     most = max(len(mixer_passes(schedule, layer)) for layer in mixing_layers(schedule))
     device = model.embedding.weight.device
-    _, batch = next(windows.batches(device, NOISE_WINDOWS))
+    _, batch = next(batches_of(windows, device, NOISE_WINDOWS))
     noise, counts = np.zeros(most), np.zeros(most)
     narrow_gram, wide_gram = np.zeros((most, most)), np.zeros((most, most))
     with compute_in(compute_dtype, device.type):

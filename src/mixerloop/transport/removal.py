@@ -14,13 +14,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mixerloop.config import ComputeDtype
+from mixerloop.data.windows import DrawnWindows
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.ops.precision import compute_in
 from mixerloop.ops.workers import map_on_cores
 from mixerloop.schedule import Occurrence, Schedule
 from mixerloop.transport.executor import shared_residuals
 from mixerloop.transport.policies import Policy, intact, skipped, swapped
-from mixerloop.transport.windows import Batch, Windows
+from mixerloop.transport.windows import Batch, batches_of
 
 Removal = Literal["skip", "ffn_off", "swap_order"]
 """A mixer pass left out; an ffn left out; an ffn before the mixer pass that preceded it."""
@@ -53,7 +54,7 @@ def removals(schedule: Schedule, kind: Removal) -> dict[Occurrence, Policy]:
 
 def removal_costs(
     model: LoopedLM,
-    windows: Windows,
+    windows: DrawnWindows,
     *,
     schedule: Schedule | None = None,
     compute_dtype: ComputeDtype = "float32",
@@ -78,7 +79,7 @@ def removal_costs(
             before = _nll(model, whole, targets)
             return here, [(_nll(model, one, targets) - before).cpu().numpy() for one in found]
 
-    for here, by_policy in map_on_cores(costs_of, windows.batches(device), device=device):
+    for here, by_policy in map_on_cores(costs_of, batches_of(windows, device), device=device):
         nll[:, here] = by_policy
     costs: dict[Removal, Costs] = {}
     at = 0

@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mixerloop.config import ComputeDtype
+from mixerloop.data.windows import DrawnWindows
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.notation import notation
 from mixerloop.schedule import Schedule
@@ -11,12 +12,11 @@ from mixerloop.transport.figures import summarise, summarise_removals
 from mixerloop.transport.noise import noise_floor
 from mixerloop.transport.removal import removal_costs
 from mixerloop.transport.trajectories import Progress, measure
-from mixerloop.transport.windows import Windows
 
 
 def transport_result(
     model: LoopedLM,
-    windows: Windows,
+    windows: DrawnWindows,
     *,
     schedule: Schedule | None = None,
     compute_dtype: ComputeDtype = "float32",

@@ -11,13 +11,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mixerloop.config import ComputeDtype
+from mixerloop.data.windows import DrawnWindows
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.ops.precision import compute_in
 from mixerloop.ops.workers import map_on_cores
 from mixerloop.schedule import Schedule
 from mixerloop.transport.executor import shared_residuals
 from mixerloop.transport.policies import Policy, intact, mixer_passes, restored
-from mixerloop.transport.windows import WINDOWS_AT_ONCE, Batch, Windows
+from mixerloop.transport.windows import WINDOWS_AT_ONCE, Batch, batches_of
 
 Engine = Literal["shared", "plain"]
 """All policies from one walk, or the definition: a whole forward, head and all, for each."""
@@ -47,7 +48,7 @@ class Trajectories:
 
 def measure(
     model: LoopedLM,
-    windows: Windows,
+    windows: DrawnWindows,
     *,
     schedule: Schedule | None = None,
     compute_dtype: ComputeDtype = "float32",
@@ -73,7 +74,7 @@ def measure(
         with torch.inference_mode(), compute_in(compute_dtype, device.type):
             return here, list(_layer_sums(model, tokens, schedule, engine))
 
-    batches = windows.batches(device, windows_at_once)
+    batches = batches_of(windows, device, windows_at_once)
     for here, by_layer in map_on_cores(sums_of, batches, device=device):
         for row, (count, found) in enumerate(zip(counts, by_layer, strict=True)):
             error = max(error, found.intact_max_abs_error)

@@ -1,16 +1,21 @@
-"""The NLL of held-out windows, in nats per scored token."""
+"""The validation NLL: how training follows the held-out set, in nats per scored token.
+
+It is the mean over the first whole held-out windows, and the value of `held_out_nll` in
+metrics.jsonl. The held-out NLL of `mixerloop evaluate nll` is another number: it scores every token
+of the held-out set, the last, shorter window included, and has an interval over documents.
+"""
 
 import numpy as np
 import torch
 
 from mixerloop.config import ComputeDtype
-from mixerloop.data.batches import Windows
+from mixerloop.data.windows import Windows
 from mixerloop.ops.precision import compute_in
 from mixerloop.ops.sliced_cross_entropy import NOT_SCORED
 from mixerloop.training.parallel import ParallelLoss, Ranks
 
 
-def held_out_nll(
+def validation_nll(
     summed_loss: ParallelLoss,
     windows: Windows,
     *,
@@ -19,7 +24,7 @@ def held_out_nll(
     compute_dtype: ComputeDtype,
     ranks: Ranks,
 ) -> float:
-    """Over the first `num_windows` windows, shared among the ranks.
+    """The mean over the first `num_windows` windows, shared among the ranks.
 
     Every rank runs as many forwards as the others, because under FSDP they run together; one that
     has no windows left runs the first ones again without scoring them.

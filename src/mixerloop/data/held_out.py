@@ -1,0 +1,131 @@
+"""The held-out set of prepared data: windows, and the document each scored token belongs to.
+
+Of a text every token but the very first is scored once, given the tokens before it in its window.
+Of a synthetic task the answers are scored, and every sequence is a document of its own.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from mixerloop.data.shards import TokenSplit, verify_split
+from mixerloop.data.tasks.task import Task
+from mixerloop.data.tokenizer import Tokenizer
+from mixerloop.data.windows import TokenWindows
+
+BATCH_TOKENS = 65536
+"""Tokens that are read at a time; a scorer makes its own batches of them."""
+
+
+class ScoredRows(NamedTuple):
+    """The tokens of some windows, and for each token but the first of a window its document."""
+
+    tokens: list[Int[np.ndarray, " tokens"]]
+    documents: list[Int[np.ndarray, " context"]]
+    """-1 where a token is not scored."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut(ABC):
+    """Every scored token of a held-out split, with its document."""
+
+    context: int
+    """Tokens of a window."""
+    num_windows: int
+    """The shorter window at the end included."""
+    num_documents: int
+    num_tokens: int
+    """Scored tokens."""
+    text_bytes: np.ndarray | None
+    """UTF-8 bytes of each document, in proportion; None for a task, which is not text."""
+
+    @abstractmethod
+    def read(self, indices: Int[np.ndarray, " windows"]) -> ScoredRows:
+        """The windows with these numbers."""
+
+    def batches(self) -> Iterator[ScoredRows]:
+        """All windows in order, some at a time."""
+        at_once = max(1, BATCH_TOKENS // self.context)
+        for start in range(0, self.num_windows, at_once):
+            yield self.read(np.arange(start, min(start + at_once, self.num_windows)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutText(HeldOut):
+    """The held-out documents of prepared tokens."""
+
+    windows: TokenWindows
+    starts: Int[np.ndarray, " documents"]
+    """The first token of each document."""
+
+    def read(self, indices: Int[np.ndarray, " windows"]) -> ScoredRows:
+        """The windows with these numbers, the last one of the split perhaps shorter."""
+        tokens = [self.windows.row(int(index)) for index in indices]
+        documents = [
+            np.searchsorted(self.starts, index * self.context + np.arange(1, len(row)), "right") - 1
+            for index, row in zip(indices, tokens, strict=True)
+        ]
+        return ScoredRows(tokens, documents)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutTask(HeldOut):
+    """The held-out sequences of a synthetic task."""
+
+    task: Task
+
+    def read(self, indices: Int[np.ndarray, " windows"]) -> ScoredRows:
+        """Whole sequences; a sequence is the document of its answers."""
+        tokens = self.task.sequences(indices).tokens
+        documents = np.full((len(indices), self.context), -1, dtype=np.int64)
+        documents[:, self.task.answer_positions() - 1] = indices[:, None]
+        return ScoredRows(list(tokens), list(documents))
+
+
+def held_out_text(split: TokenSplit, tokenizer: Tokenizer, *, context: int) -> HeldOutText:
+    """Verify the held-out files of prepared tokens, and cut them into windows."""
+    if context < 1:
+        raise ValueError(f"context must be at least 1, got {context}")
+    verify_split(split.folder, split.manifest, "held_out", bos_id=tokenizer.bos_id)
+    starts = split.document_starts()
+    if len(starts) < 2:
+        raise ValueError(
+            f"{split.folder}: {len(starts)} held-out documents give no interval; hold out more"
+        )
+    ends = np.append(starts[1:], len(split))
+    decoded = np.array(
+        [
+            len(tokenizer.decode(split.read(int(start), int(end)).tolist()).encode())
+            for start, end in zip(starts, ends, strict=True)
+        ]
+    )
+    if not decoded.any():
+        raise ValueError(f"{split.folder}: its held-out documents hold no text")
+    # A tokenizer may write other characters than it read, so the sum is that of the text itself.
+    sizes = decoded * (sum(shard.text_bytes for shard in split.shards) / decoded.sum())
+    windows = TokenWindows(split, min(context, len(split) - 1))
+    return HeldOutText(
+        context=windows.context,
+        num_windows=windows.num_with_shorter,
+        num_documents=len(starts),
+        num_tokens=len(split) - 1,
+        text_bytes=sizes,
+        windows=windows,
+        starts=starts,
+    )
+
+
+def held_out_task(task: Task) -> HeldOutTask:
+    """The held-out split of a synthetic task."""
+    return HeldOutTask(
+        context=task.context,
+        num_windows=task.num_windows,
+        num_documents=task.num_windows,
+        num_tokens=task.num_windows * len(task.answer_positions()),
+        text_bytes=None,
+        task=task,
+    )

@@ -1,0 +1,71 @@
+"""Options written as words, such as `["--vocab-size", "2048"]`, read strictly into a dataclass.
+
+Study files name the data of a part in the words of `mixerloop data prepare`.
+"""
+
+import dataclasses
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from mixerloop.parsing import suggest
+
+T = TypeVar("T")
+POSITIONAL = "positional"
+"""Key of a field's metadata: the words without an option in front belong to this field."""
+
+
+def from_words(cls: type[T], words: Sequence[str]) -> T:
+    """Build a dataclass from words; an unknown option or a wrong value is an error.
+
+    An option is followed by its value, or by any number of values where the field is a tuple.
+    """
+    fields = {_option(field): field for field in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType]
+    hints = get_type_hints(cls)
+    positional = [field.name for field in fields.values() if POSITIONAL in field.metadata]
+    given: dict[str, list[str]] = {}
+    name, option = (positional[0], "") if positional else (None, "")
+    for word in words:
+        if word.startswith("--"):
+            option, equals, value = word.partition("=")
+            if option not in fields:
+                raise ValueError(f"unknown option {option}; {suggest(option, fields)}")
+            name = fields[option].name
+            if name in given:
+                raise ValueError(f"{option} is given twice")
+            given[name] = [value] if equals else []
+        elif name is None:
+            raise ValueError(f"'{word}' belongs to no option; {suggest(word, fields)}")
+        else:
+            given.setdefault(name, []).append(word)
+            if get_origin(hints[name]) is not tuple:
+                name = positional[0] if positional else None
+    values = {
+        field.name: _value(given[field.name], hints[field.name], option)
+        for option, field in fields.items()
+        if field.name in given
+    }
+    return cls(**values)
+
+
+def _option(field: "dataclasses.Field[Any]") -> str:
+    return "--" + field.name.rstrip("_").replace("_", "-")
+
+
+def _value(words: list[str], hint: Any, option: str) -> Any:
+    if get_origin(hint) is tuple:
+        return tuple(_one_value(word, get_args(hint)[0], option) for word in words)
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = [choice for choice in get_args(hint) if choice is not type(None)]
+    if len(words) != 1:
+        raise ValueError(f"{option} needs a value")
+    return _one_value(words[0], hint, option)
+
+
+def _one_value(word: str, hint: type, option: str) -> Any:
+    assert hint in (int, float, str, Path), f"{option} has a type that words cannot give: {hint}"
+    try:
+        return hint(word)
+    except ValueError:
+        raise ValueError(f"{option} {word}: not a valid {hint.__name__}") from None

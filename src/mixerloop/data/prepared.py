@@ -1,0 +1,94 @@
+"""Prepared data as one object: `open_prepared(folder)`.
+
+A prepared folder holds the tokens of a text or the settings of a synthetic task. Training and every
+measurement ask the object for what they read, and need not know which of the two it is.
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+from mixerloop.data.held_out import HeldOut
+from mixerloop.data.shards import MANIFEST
+from mixerloop.data.sources import Split
+from mixerloop.data.task_folder import TaskFolder, is_task_manifest
+from mixerloop.data.tasks.task import Task
+from mixerloop.data.token_folder import TokenFolder
+from mixerloop.data.tokenizer import Tokenizer
+from mixerloop.data.windows import Draw, DrawnWindows, Windows
+from mixerloop.files import read_json
+
+
+class Prepared(Protocol):
+    """Data that a model can be trained on and measured with."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the data is."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the data: two folders with the same fingerprint hold the same data."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        ...
+
+    @property
+    def context(self) -> int | None:
+        """Tokens of a window where the data decides; None where the caller does."""
+        ...
+
+    @property
+    def tokenizer_sha256(self) -> str | None:
+        """Identity of the tokenizer; None for a task, which has no text."""
+        ...
+
+    @property
+    def task(self) -> Task | None:
+        """The held-out split of the synthetic task, or None for tokens of a text."""
+        ...
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer that the tokens were made with."""
+        ...
+
+    def windows(self, split: Split, context: int | None) -> Windows:
+        """The whole windows of a split, for training batches."""
+        ...
+
+    def held_out(self, context: int | None) -> HeldOut:
+        """Every scored token of the held-out set with its document, for the held-out NLL."""
+        ...
+
+    def draw(self, draw: Draw, *, context: int) -> DrawnWindows:
+        """Held-out windows drawn for transport; a task keeps its own context."""
+        ...
+
+    def samples(self, num: int, *, characters: int) -> dict[Split, list[str]]:
+        """A few examples of each split as text; documents are cut to `characters`."""
+        ...
+
+    def summary(self) -> dict[str, object]:
+        """Facts for programs: the folder, and the counts of its tokens or the task's settings."""
+        ...
+
+    def counts(self) -> list[str]:
+        """The counts of the splits as lines for people; empty for a task."""
+        ...
+
+    def verify(self) -> str:
+        """Check everything against the manifest; returns a sentence that says what is proved."""
+        ...
+
+
+def open_prepared(folder: Path | str) -> Prepared:
+    """Open a prepared folder; reads the manifest only."""
+    folder = Path(folder)
+    path = folder / MANIFEST
+    manifest = read_json(path) if path.is_file() else None
+    if is_task_manifest(manifest):
+        return TaskFolder.open(folder, manifest)
+    return TokenFolder(folder)

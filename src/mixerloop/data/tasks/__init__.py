@@ -1,0 +1,1 @@
+"""Synthetic tasks: one file each, and the registry that names them."""

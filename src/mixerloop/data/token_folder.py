@@ -1,0 +1,128 @@
+"""A prepared folder of tokens, as training and measurements read it."""
+
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from mixerloop.data import shards
+from mixerloop.data.held_out import HeldOutText, held_out_text
+from mixerloop.data.shards import TokenSplit, fingerprint, open_tokenizer, read_manifest
+from mixerloop.data.sources import Split
+from mixerloop.data.tokenizer import Tokenizer
+from mixerloop.data.windows import Draw, DrawnWindows, TokenWindows, spread_positions
+
+
+class TokenFolder:
+    """The tokens of a text as prepared data; fits `Prepared`."""
+
+    context = None
+    task = None
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = read_manifest(folder)
+
+    @property
+    def fingerprint(self) -> str:
+        """The sha256 of the manifest."""
+        return fingerprint(self.folder)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return self.manifest.vocab_size
+
+    @property
+    def tokenizer_sha256(self) -> str:
+        """Identity of the tokenizer."""
+        return self.manifest.tokenizer_sha256
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, if it is still the tokenizer that the tokens were made with."""
+        return open_tokenizer(self.folder, self.manifest)
+
+    def windows(self, split: Split, context: int | None) -> TokenWindows:
+        """The whole windows of a split."""
+        return TokenWindows(TokenSplit(self.folder, split), self._given(context))
+
+    def held_out(self, context: int | None) -> HeldOutText:
+        """Every held-out token but the first."""
+        split = TokenSplit(self.folder, "held_out")
+        return held_out_text(split, self.tokenizer(), context=self._given(context))
+
+    def draw(self, draw: Draw, *, context: int) -> DrawnWindows:
+        """Held-out windows, read at positions spread over their second half."""
+        positions = spread_positions(context, draw.num_positions)
+        split = TokenSplit(self.folder, "held_out")
+        indices = draw.indices(len(split) // context, of=f"{self.folder}: windows")
+        windows = TokenWindows(split, context)
+        tokens = [windows.row(int(index))[:context] for index in indices]
+        return DrawnWindows(np.stack(tokens), positions)
+
+    def samples(self, num: int, *, characters: int) -> dict[Split, list[str]]:
+        """The beginnings of documents spread over each split, decoded."""
+        tokenizer = self.tokenizer()
+        samples: dict[Split, list[str]] = {}
+        for split in get_args(Split):
+            tokens = TokenSplit(self.folder, split)
+            starts = tokens.document_starts()
+            ends = np.append(starts[1:], len(tokens))
+            last = len(starts) - 1
+            chosen = np.unique(np.linspace(0, last, num).astype(int)) if len(starts) else []
+            samples[split] = []
+            for index in chosen:
+                start = int(starts[index])
+                stop = min(int(ends[index]), start + characters)
+                text = tokenizer.decode(tokens.read(start, stop).tolist())
+                samples[split].append(text[:characters])
+        return samples
+
+    def summary(self) -> dict[str, object]:
+        """The counts of the manifest."""
+        manifest = self.manifest
+        return {
+            "folder": str(self.folder),
+            "source": manifest.source["kind"],
+            "vocab_size": manifest.vocab_size,
+            "tokenizer_sha256": manifest.tokenizer_sha256,
+            "skipped": manifest.skipped,
+            **{
+                split: {
+                    "tokens": sum(shard.tokens for shard in manifest.shards(split)),
+                    "documents": sum(shard.documents for shard in manifest.shards(split)),
+                    "text_bytes": sum(shard.text_bytes for shard in manifest.shards(split)),
+                    "shards": len(manifest.shards(split)),
+                }
+                for split in get_args(Split)
+            },
+        }
+
+    def counts(self) -> list[str]:
+        """The source and its vocabulary, the size of each split, and what was left out."""
+        manifest = self.manifest
+        source = manifest.source["kind"]
+        lines = [f"{self.folder}: {source}, vocabulary {manifest.vocab_size:,}"]
+        for split in get_args(Split):
+            shards_ = manifest.shards(split)
+            tokens = sum(shard.tokens for shard in shards_)
+            documents = sum(shard.documents for shard in shards_)
+            text_bytes = sum(shard.text_bytes for shard in shards_)
+            ratio = f", {text_bytes / tokens:.2f} bytes per token" if tokens else ""
+            lines.append(f"  {split:8} {tokens:>14,} tokens in {documents:,} documents{ratio}")
+        lines += [
+            f"  left out: {count:,} {reason.replace('_', ' ')}"
+            for reason, count in manifest.skipped.items()
+            if count
+        ]
+        return lines
+
+    def verify(self) -> str:
+        """Hash every file again, and look for documents in both splits."""
+        shards.verify(self.folder)
+        return "every file is as it was written, and no document is in both splits"
+
+    def _given(self, context: int | None) -> int:
+        if context is None:
+            raise ValueError(f"{self.folder}: tokens need a context to be cut into windows of")
+        return context
