@@ -1,7 +1,8 @@
 """What a benchmark measures: one dataclass for each, which `mixerloop bench` also reads.
 
 No torch is loaded here, so that the command line can show the settings without it. Each benchmark
-calls `check` before it measures.
+calls `check` before it measures; a check in the constructor would be caught by the option parser,
+which prints more than one line.
 """
 
 from collections.abc import Sequence
