@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,13 @@ from mixerloop.interop.loading import open_subject
 from mixerloop.model.generation import Sampling
 from mixerloop.studies.overview import study_status
 from mixerloop.studies.reporting import make_report
-from mixerloop.studies.running import plan_study
+from mixerloop.studies.running import plan_study, run_study
 from mixerloop.text_generation import generate
 from mixerloop.training.fresh_run import init_run
 from mixerloop.training.status import list_runs
 from small_model import model_file, training_file
 
+UNKNOWN: Any = "rey"
 STUDY = """
 title = "Never run"
 [[parts]]
@@ -112,6 +114,7 @@ def test_a_plan_is_made_without_writing_anything(study):
         (lambda run, _: study_status([run]), "not the folder of a study"),
         (lambda _, study: plan_study(study, jobs=0), "^jobs must be at least 1, got 0"),
         (lambda _, study: plan_study(study, cells=[3]), "^cells are numbers from 1 to 2, got 3"),
+        (lambda _, study: run_study(study, cells=[1], engine=UNKNOWN), "unknown engine 'rey'; did"),
         (lambda *_: bench_decode(DecodeSettings(repeats=0)), "^repeats must be at least 1, got 0"),
         (lambda *_: bench_prefill(PrefillSettings(sizes=())), "^name at least one size"),
     ],

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from mixerloop import machine, runs
 from mixerloop.files import check_can_hold
-from mixerloop.parsing import one_line
+from mixerloop.parsing import one_line, one_of
 from mixerloop.progress_line import LOG_SECONDS_VARIABLE
 from mixerloop.studies.cells import (
     CellState,
@@ -166,6 +166,7 @@ def run_planned(
     tokenizer: Path | str | None = None,
 ) -> StudyOutcome:
     """Run a study that was planned; see `run_study`."""
+    one_of(Engine, engine, "engine")
     plan = planned.plan
     given: dict[str, Sequence[Path]] = {
         CORPUS: [Path(path) for path in corpus],
