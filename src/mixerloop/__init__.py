@@ -12,22 +12,31 @@ from mixerloop.machine import settle
 if TYPE_CHECKING:
     from mixerloop.config import load as load_config
     from mixerloop.data.corpora import prepare_climbmix, prepare_hops, prepare_stdlib, prepare_text
+    from mixerloop.description import describe
     from mixerloop.evaluation.comparison import compare_runs
     from mixerloop.evaluation.core.evaluate_core import evaluate_core
     from mixerloop.evaluation.held_out_nll import evaluate_nll
     from mixerloop.evaluation.hops_accuracy import evaluate_hops
     from mixerloop.interop.loading import open_subject
+    from mixerloop.model.generation import Sampling
+    from mixerloop.studies.reporting import make_report
+    from mixerloop.studies.running import run_study
+    from mixerloop.text_generation import generate
     from mixerloop.training.sessions import resume, train
     from mixerloop.transport.measurement import Looking, measure_transport
 
 __all__ = [
     "Looking",
+    "Sampling",
     "__version__",
     "compare_runs",
+    "describe",
     "evaluate_core",
     "evaluate_hops",
     "evaluate_nll",
+    "generate",
     "load_config",
+    "make_report",
     "measure_transport",
     "open_subject",
     "prepare_climbmix",
@@ -35,6 +44,7 @@ __all__ = [
     "prepare_stdlib",
     "prepare_text",
     "resume",
+    "run_study",
     "settle",
     "train",
 ]
@@ -42,21 +52,26 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Looking": "transport.measurement:Looking",
+    "Sampling": "model.generation:Sampling",
     "compare_runs": "evaluation.comparison:compare_runs",
+    "describe": "description:describe",
     "evaluate_core": "evaluation.core.evaluate_core:evaluate_core",
     "evaluate_hops": "evaluation.hops_accuracy:evaluate_hops",
     "evaluate_nll": "evaluation.held_out_nll:evaluate_nll",
+    "generate": "text_generation:generate",
     "load_config": "config:load",
+    "make_report": "studies.reporting:make_report",
     "measure_transport": "transport.measurement:measure_transport",
     "open_subject": "interop.loading:open_subject",
     "prepare_climbmix": "data.corpora:prepare_climbmix",
     "prepare_hops": "data.corpora:prepare_hops",
     "prepare_stdlib": "data.corpora:prepare_stdlib",
     "prepare_text": "data.corpora:prepare_text",
-    "resume": "training.session:resume",
-    "train": "training.session:train",
+    "resume": "training.sessions:resume",
+    "run_study": "studies.running:run_study",
+    "train": "training.sessions:train",
 }
-"""The module and the name of what is loaded on first use."""
+"""The module and the name of each public name that is loaded on first use."""
 
 
 def __getattr__(name: str) -> Any:

@@ -418,9 +418,9 @@ class RunConfig:
     def for_training(self) -> tuple[DataConfig, TrainConfig]:
         """The sections a run needs to be trained."""
         if self.data is None:
-            raise ValueError("config: no data section; say where the data is: --data.path DIR")
+            raise ValueError("config: no data section; say where the data is: data.path")
         if self.train is None:
-            raise ValueError("config: no train section; say how long: --train.steps N")
+            raise ValueError("config: no train section; say how long: train.steps")
         return self.data, self.train
 
 

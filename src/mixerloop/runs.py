@@ -17,6 +17,8 @@ from pathlib import Path
 
 from mixerloop.files import CHECKPOINTS, CONTENTS
 
+RUNS = Path("runs")
+"""Where runs and studies are made, unless the user names another place."""
 CONFIG = "config.toml"
 PROVENANCE = "provenance.json"
 TOKENIZER = "tokenizer.model"
@@ -47,7 +49,7 @@ def find_checkpoint(path: Path) -> Path:
 def results_folder(path: Path) -> Path:
     """Where the results of a run are kept, or those of one of its checkpoints."""
     if is_checkpoint_outside_run(path):
-        raise ValueError(f"{path}: a checkpoint outside a run; say where results go with --out")
+        raise ValueError(f"{path}: a checkpoint outside a run; name a folder for its results")
     if not (path / CONTENTS).exists():
         return path / RESULTS
     here = path.resolve()

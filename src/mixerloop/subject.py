@@ -62,7 +62,7 @@ class Subject:
         if given is not None:
             return Path(given)
         if self.config.data is None:
-            raise ValueError("this run was not trained; name the data with --data")
+            raise ValueError("this run was not trained; name its data folder: data")
         return Path(self.config.data.path)
 
     def facts(self) -> dict[str, Any]:

@@ -129,7 +129,9 @@ def test_a_limit_is_marked_and_other_settings_are_not_mixed(run):
     assert limited["tasks"]["colours"]["examples"] == 4
     assert "3 tasks were limited" in limited["not_comparable_because"][2]
     line = refused("evaluate", "core", "run", "--bundle", BUNDLE, cwd=run.parent)
-    assert "holds answers with limit 4, not None; give --replace to drop them or --out" in line
+    assert (
+        "holds answers with limit 4, not None; replace drops them, or name another folder" in line
+    )
     assert core(run, "--replace")["tasks"]["colours"]["examples"] == 8
     before = (run / "results/core/endings.jsonl").stat().st_mtime_ns
     core(run, "--replace")  # nothing is dropped that belongs to these settings
@@ -198,11 +200,11 @@ def test_a_killed_evaluation_goes_on_to_the_same_answers(run, monkeypatch):
         (["--limit", "2"], "colours: 2 examples are too few"),
         (["--limit", "0"], "limit must be at least 1, got 0"),
         (["--context", "0"], "context must be at least 2, got 0"),
-        (["--schedule", "full_loop"], "say where with --out"),
+        (["--schedule", "full_loop"], "name a folder for the results"),
         pytest.param(
             ["--device", "cuda"], "torch finds no CUDA device here", marks=needs.NO_CUDA.mark
         ),
-        (["--plain", "--verify-sharing"], "with --plain nothing is shared"),
+        (["--plain", "--verify-sharing"], "plain shares none"),
         (["--out", "run/checkpoints/step-4"], "lies in a checkpoint"),
         (["--out", "run/checkpoints/step-9/new"], "lies in a checkpoint"),
         (["--out", "data/manifest.json/x"], "is a file, and results go into a folder"),

@@ -14,6 +14,8 @@ from command_line import COMMAND, environment
 from mixerloop import machine
 from small_model import training_file
 
+CELL_PROCESS = "mixerloop.studies.cell_process"
+
 STUDY = """
 title = "Side by side"
 [[parts]]
@@ -96,8 +98,8 @@ def cells_at_work(study: Path) -> dict[int, int]:
             words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
-        if "--cells" in words and str(study) in words:
-            found[int(words[words.index("--cells") + 1])] = int(folder.name)
+        if CELL_PROCESS in words and str(study) in words:
+            found[int(words[words.index(str(study)) + 1])] = int(folder.name)
     return found
 
 

@@ -14,6 +14,8 @@ import needs
 from command_line import COMMAND, environment, mixerloop
 from small_model import training_file
 
+CELL_PROCESS = "mixerloop.studies.cell_process"
+
 STUDY = """
 title = "On Ray"
 [[parts]]
@@ -38,8 +40,8 @@ def worker_in_training(study: Path) -> int | None:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError):
             continue
-        if "--cells" in words and str(study) in words:
-            name = NAMES[int(words[words.index("--cells") + 1]) - 1]
+        if CELL_PROCESS in words and str(study) in words:
+            name = NAMES[int(words[words.index(str(study)) + 1]) - 1]
             metrics = study / "hops" / name / "metrics.jsonl"
             if metrics.is_file() and 0 < metrics.read_text().count("\n") < STEPS // 2:
                 return parent

@@ -194,7 +194,7 @@ def test_without_a_network_the_fix_is_named(elsewhere):
     def unreachable(url, to):
         raise OSError("no route to host")
 
-    with pytest.raises(ValueError, match="give the bundle with --bundle PATH or in"):
+    with pytest.raises(ValueError, match="name a file or folder: bundle, or "):
         find_bundle(None, download=unreachable)
     assert list(bundles.cache().parent.iterdir()) == []
 

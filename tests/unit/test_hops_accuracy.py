@@ -104,7 +104,7 @@ def test_the_command_prints_json_and_refuses_other_data(tmp_path):
     result = json.loads(mixerloop(*evaluate, "--data", data, "--json").stdout)
     assert [one["hops"] for one in result["accuracy_by_hop"]] == [1, 2, 3, 4]
     assert result["schedule"] == "A4 F"
-    assert "this run was not trained; name the data with --data" in refused(*evaluate)
+    assert "this run was not trained; name its data folder: data" in refused(*evaluate)
 
 
 def test_counts_that_do_not_fit_the_figures_are_named(tmp_path):

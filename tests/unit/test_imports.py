@@ -54,6 +54,21 @@ def test_help_loads_no_torch(arguments):
     assert "usage: mixerloop" in done.stdout
 
 
+def test_studies_know_no_verb():
+    script = (
+        "import sys, mixerloop.studies.running, mixerloop.studies.on_ray, mixerloop.studies.text\n"
+        "assert not [name for name in sys.modules if name.startswith('mixerloop.cli')]"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("module", ["benchmarking.settings", "studies.cell_process", "program"])
+def test_what_comes_before_settling_loads_no_torch(module):
+    """Settings are shown by --help; a cell's process settles the machine before torch is loaded."""
+    script = COUNT.format(f"import mixerloop.{module}")
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_running_a_model_does_not_load_torchs_compiler():
     """It takes longer to load than all the rest, and training alone needs it."""
     script = (

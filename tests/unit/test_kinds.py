@@ -1,7 +1,6 @@
 """Kinds of a user's own: one file each in tests/toys, and the import that registers it."""
 
 import dataclasses
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from mixerloop import config as configs
-from mixerloop.cli.main import run_verb
 from mixerloop.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from mixerloop.data.corpora import prepare_hops
 from mixerloop.data.windows import DrawnWindows, spread_positions
+from mixerloop.description import describe
 from mixerloop.evaluation.looped_scorer import LoopedScorer
 from mixerloop.evaluation.scorer import Candidate
 from mixerloop.interop.folders import export
@@ -185,12 +184,11 @@ def test_costs_are_counted_layer_by_layer(toy):
     assert training_flops_per_token(model, context=50) == round(6 * (head + macs))
 
 
-def test_a_toy_is_described_and_its_forms_are_named(toy, tmp_path, capsys):
+def test_a_toy_is_described_and_its_forms_are_named(toy, tmp_path):
     (tmp_path / "toy.toml").write_text(configs.dump(RunConfig(model=toy)))
-    run_verb(["describe", str(tmp_path / "toy.toml"), "--json"])
-    described = json.loads(capsys.readouterr().out)
+    described = describe(tmp_path / "toy.toml")
     model = fresh_model(toy, seed=0)
-    assert described["parameters"] == sum(one.numel() for one in model.parameters())
+    assert described.model.parameters == sum(one.numel() for one in model.parameters())
     kinds = {kind for pair in toy.layer_kinds() for kind in pair}
     toys = kinds - {"gated_delta_net", "swiglu"}
     assert {name: form for name, form in model.forms().items() if name in toys} == dict.fromkeys(

@@ -130,7 +130,7 @@ def test_a_study_on_ray_names_the_extra(place, without_any):
         'arms = ["no_loop"]\nseeds = [1]\nmeasure = ["nll"]\n'
     )
     ended = mixerloop("study", "study.toml", "--engine", "ray", cwd=place, code=2)
-    assert ended.stderr == "mixerloop: --engine ray needs Ray: pip install 'mixerloop[ray]'\n"
+    assert ended.stderr == "mixerloop: engine ray needs Ray: pip install 'mixerloop[ray]'\n"
 
 
 @pytest.mark.parametrize("begun", [False, True])

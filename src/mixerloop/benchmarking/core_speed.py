@@ -5,24 +5,33 @@ after another, with the logits, loss and argmax of every token.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from mixerloop import machine
+from mixerloop.benchmarking.conditions import provenance_of
 from mixerloop.benchmarking.measure import Quartiles, interleaved
+from mixerloop.benchmarking.settings import CoreSettings
+from mixerloop.config import preset
 from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
 from mixerloop.evaluation.core.answers import Answer, answer
-from mixerloop.evaluation.core.asking import AskedTask, questions
+from mixerloop.evaluation.core.asking import LEAST_CONTEXT, AskedTask, asked, questions
+from mixerloop.evaluation.core.bundle import find_bundle
 from mixerloop.evaluation.core.prompts import prompts
 from mixerloop.evaluation.core.questions import Encode, Question
 from mixerloop.evaluation.looped_scorer import LoopedScorer, mixing_and_afterwards
 from mixerloop.evaluation.scorer import Candidate, Scorer, TokenScores, padded
+from mixerloop.interop.loading import open_subject
 from mixerloop.model.accounting import account_model
+from mixerloop.model.initialization import fresh_model
 from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.notation import notation, resolve
 from mixerloop.schedule import Schedule
 
 
@@ -48,6 +57,74 @@ class CoreResult:
     """The ratio of the multiply-adds with weights alone."""
     decisions_differing: int
     """Always 0: with any other number nothing is timed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreBench:
+    """The times, and the conditions they were taken under."""
+
+    figures: CoreResult
+    bundle: str
+    """Its fingerprint."""
+    tokenizer: str
+    """Its fingerprint."""
+    provenance: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """What `mixerloop bench core --json` prints."""
+        return {
+            **asdict(self.figures),
+            "bundle": self.bundle,
+            "tokenizer": self.tokenizer,
+            "provenance": self.provenance,
+        }
+
+
+def bench_core(settings: CoreSettings | None = None) -> CoreBench:
+    """Time CORE with shared prefixes against every sequence run whole."""
+    settings = CoreSettings() if settings is None else settings
+    settings.check()
+    if settings.context < LEAST_CONTEXT:
+        raise ValueError(f"context must be at least {LEAST_CONTEXT}, got {settings.context}")
+    machine.keep_freed_memory()
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    bundle = find_bundle(settings.bundle)
+    asking = [
+        asked(bundle, task, limit=settings.examples) for task in bundle.choose(settings.tasks)
+    ]
+    name, model, tokenizer = _subject(settings, asking)
+    text = model.config.schedule if settings.schedule is None else settings.schedule
+    schedule = resolve(text, model.config.num_layers)
+    neighbours = machine.Neighbours()
+    figures = measure_core(
+        name,
+        model,
+        asking,
+        schedule=schedule,
+        notation=notation(schedule),
+        encode=tokenizer.encode_all,
+        context=settings.context,
+        repeats=settings.repeats,
+    )
+    return CoreBench(
+        figures=figures,
+        bundle=bundle.fingerprint(),
+        tokenizer=tokenizer.fingerprint,
+        provenance=provenance_of(neighbours, compute_dtype="float32", repeats=settings.repeats),
+    )
+
+
+def _subject(
+    settings: CoreSettings, asking: Sequence[AskedTask]
+) -> tuple[str, LoopedLM, Tokenizer]:
+    """The name of the model, the model and its tokenizer."""
+    if settings.run_path is not None:
+        subject = open_subject(settings.run_path, device="cpu")
+        return str(settings.run_path), subject.model, subject.tokenizer()
+    config = preset(settings.size)
+    tokenizer = tokenizer_of(asking, vocab_size=config.vocab_size)
+    return f"{settings.size}, fresh", fresh_model(config, seed=0).eval(), tokenizer
 
 
 class PlainScorer:

@@ -1,17 +1,23 @@
 """Decoding: the time of one token after prefixes of different lengths."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 
+from mixerloop import machine
+from mixerloop.benchmarking.conditions import config_of, provenance_of
 from mixerloop.benchmarking.measure import Quartiles, check_close, interleaved
+from mixerloop.benchmarking.settings import DecodeSettings
 from mixerloop.config import ModelConfig
 from mixerloop.model.decoding import advance, prefill, start
 from mixerloop.model.initialization import fresh_model
+from mixerloop.notation import resolve
 
 PREFIXES = (64, 512, 1024, 2048, 8192)
 RECOMPUTED_PREFIX = 1024
 TOKENS_IN_A_ROW = 8
+LEAST_RECOMPUTED, REPEATS_PER_RECOMPUTED = 3, 6  # a forward takes as long as hundreds of tokens
 AGREE = 1e-4  # two implementations in float32, over all layers and a thousand tokens
 
 
@@ -39,6 +45,37 @@ class DecodeResult:
     recompute_milliseconds: Quartiles
     recompute_over_decode: float
     recompute_over_decode_quartiles: tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeBench:
+    """The times, and the conditions they were taken under."""
+
+    figures: DecodeResult
+    provenance: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """What `mixerloop bench decode --json` prints."""
+        return {**asdict(self.figures), "provenance": self.provenance}
+
+
+def bench_decode(settings: DecodeSettings | None = None) -> DecodeBench:
+    """Time tokens after prefixes of different lengths."""
+    settings = DecodeSettings() if settings is None else settings
+    settings.check()
+    machine.keep_freed_memory()
+    config = config_of(settings.size)
+    resolve(settings.schedule, config.num_layers)
+    neighbours = machine.Neighbours()
+    figures = measure_decode(
+        settings.size,
+        config,
+        settings.schedule,
+        repeats=settings.repeats,
+        recompute_repeats=max(LEAST_RECOMPUTED, settings.repeats // REPEATS_PER_RECOMPUTED),
+    )
+    provenance = provenance_of(neighbours, compute_dtype="float32", repeats=settings.repeats)
+    return DecodeBench(figures=figures, provenance=provenance)
 
 
 @torch.inference_mode()

@@ -4,13 +4,17 @@ import importlib.util
 import inspect
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixerloop import machine
+from mixerloop.benchmarking.conditions import provenance_of
 from mixerloop.benchmarking.measure import Quartiles, Timing, check_close, interleaved
+from mixerloop.benchmarking.settings import OperatorSettings
 from mixerloop.config import Form
 from mixerloop.ops import native_library
 from mixerloop.ops.gated_delta_rule import gated_delta_rule
@@ -45,6 +49,33 @@ class OperatorCase:
     ratio_forward_quartiles: tuple[float, float] | None
     ratio_forward_backward_quartiles: tuple[float, float] | None
     missing: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorBench:
+    """All shapes."""
+
+    shapes: tuple[OperatorCase, ...]
+    provenance: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """What `mixerloop bench operator --json` prints."""
+        return asdict(self)
+
+
+def bench_operator(settings: OperatorSettings | None = None) -> OperatorBench:
+    """Time the forms of the gated delta rule beside those of other packages."""
+    settings = OperatorSettings() if settings is None else settings
+    settings.check()
+    neighbours = machine.Neighbours()
+    shapes = tuple(
+        measure_operator(
+            name, SHAPES[name], repeats=settings.repeats, strong_decay=settings.strong_decay
+        )
+        for name in settings.shapes
+    )
+    provenance = provenance_of(neighbours, compute_dtype="float32", repeats=settings.repeats)
+    return OperatorBench(shapes=shapes, provenance=provenance)
 
 
 def measure_operator(

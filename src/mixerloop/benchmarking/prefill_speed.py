@@ -1,21 +1,24 @@
 """Prefill: how long a prompt takes under each loop, by the paper's protocol."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 
+from mixerloop import machine
+from mixerloop.benchmarking.conditions import config_of, provenance_of
 from mixerloop.benchmarking.measure import Quartiles, check_close, interleaved
+from mixerloop.benchmarking.settings import PrefillSettings
 from mixerloop.config import ComputeDtype, ModelConfig
 from mixerloop.model.accounting import account_model, account_schedule
+from mixerloop.model.device import find_device
 from mixerloop.model.initialization import fresh_model
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.ops.precision import compute_in
 
 LOOPS = ("no_loop", "mixer_loop", "full_loop")
-LENGTH = 1024
-WARMUP = 6
-REPEATS = 20
 CHECKED_TOKENS = 80
 AGREE = {
     "float32": 1e-4,
@@ -36,6 +39,52 @@ class PrefillCase:
     mixer_over_full_quartiles: tuple[float, float]
     flop_limit: float
     """The same from the work of the projections alone, without the head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillBench:
+    """All sizes and batches."""
+
+    cases: tuple[PrefillCase, ...]
+    provenance: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """What `mixerloop bench prefill --json` prints."""
+        return asdict(self)
+
+
+def bench_prefill(
+    settings: PrefillSettings | None = None,
+    *,
+    progress: Callable[[PrefillCase], None] | None = None,
+) -> PrefillBench:
+    """Time how long prompts take under each loop; `progress` gets each case when it is timed."""
+    settings = PrefillSettings() if settings is None else settings
+    settings.check()
+    machine.keep_freed_memory()
+    configs = {size: config_of(size) for size in settings.sizes}
+    device = find_device(settings.device, option="device")
+    neighbours = machine.Neighbours()
+    cases = []
+    for size, config in configs.items():
+        models = Prefill(size, config, compute_dtype=settings.compute_dtype, device=device)
+        for batch in settings.batches:
+            case = models.measure(
+                batch,
+                length=settings.length,
+                warmup=settings.warmup,
+                repeats=settings.repeats,
+            )
+            cases.append(case)
+            if progress is not None:
+                progress(case)
+    provenance = provenance_of(
+        neighbours,
+        compute_dtype=settings.compute_dtype,
+        repeats=settings.repeats,
+        device=device.type,
+    )
+    return PrefillBench(cases=tuple(cases), provenance=provenance)
 
 
 class Prefill:
@@ -72,9 +121,7 @@ class Prefill:
         )
         self._check()
 
-    def measure(
-        self, batch: int, *, length: int = LENGTH, warmup: int = WARMUP, repeats: int = REPEATS
-    ) -> PrefillCase:
+    def measure(self, batch: int, *, length: int, warmup: int, repeats: int) -> PrefillCase:
         """Time the loops in turn; what is asked for is the logits after the last token."""
         tokens = self._tokens(batch, length).to(self.device)
         times = interleaved(

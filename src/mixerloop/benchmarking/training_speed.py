@@ -1,17 +1,24 @@
 """Training: whole steps, against the matrix products that no step can do without."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mixerloop import machine
+from mixerloop.benchmarking.conditions import config_of, provenance_of
 from mixerloop.benchmarking.measure import Quartiles, interleaved
+from mixerloop.benchmarking.settings import TrainSettings
 from mixerloop.config import ComputeDtype, FormChoice, ModelConfig
 from mixerloop.data.batches import Batch
 from mixerloop.model.initialization import fresh_model
 from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.notation import resolve
+from mixerloop.ops.precision import choose_compute_dtype
 from mixerloop.ops.sliced_cross_entropy import SLICE_TOKENS
+from mixerloop.parsing import one_of
 from mixerloop.training.gradients import Computation, accumulate, clip
 from mixerloop.training.loss import SummedLoss
 from mixerloop.training.optimizer import make_optimizer
@@ -40,6 +47,54 @@ class TrainCase:
     gemm_floor_ratio: float
     """Step time over the time of its projections' products, the head's among them."""
     gemm_floor_ratio_quartiles: tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainBench:
+    """All loops."""
+
+    cases: tuple[TrainCase, ...]
+    provenance: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """What `mixerloop bench train --json` prints."""
+        return asdict(self)
+
+
+def bench_train(
+    settings: TrainSettings | None = None,
+    *,
+    progress: Callable[[TrainCase], None] | None = None,
+) -> TrainBench:
+    """Time training steps of each loop; `progress` gets each case when it is timed."""
+    settings = TrainSettings() if settings is None else settings
+    settings.check()
+    machine.keep_freed_memory()
+    form = one_of(FormChoice, settings.form, "form")
+    config = config_of(settings.size)
+    for loop in settings.loops:
+        resolve(loop, config.num_layers)
+    compute_dtype = choose_compute_dtype(settings.compute_dtype, "cpu")
+    neighbours = machine.Neighbours()
+    cases = []
+    for loop in settings.loops:
+        case = measure_training(
+            settings.size,
+            config,
+            loop,
+            batch=settings.batch,
+            length=settings.length,
+            compute_dtype=compute_dtype,
+            repeats=settings.repeats,
+            form=form,
+        )
+        cases.append(case)
+        if progress is not None:
+            progress(case)
+    provenance = provenance_of(
+        neighbours, compute_dtype=compute_dtype, repeats=settings.repeats, form=form
+    )
+    return TrainBench(cases=tuple(cases), provenance=provenance)
 
 
 def measure_training(

@@ -1,14 +1,19 @@
 """Transport: all policies from one walk, against a whole forward for each."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from mixerloop import machine
+from mixerloop.benchmarking.conditions import config_of, provenance_of
 from mixerloop.benchmarking.measure import Quartiles, interleaved
+from mixerloop.benchmarking.settings import TransportSettings
 from mixerloop.config import ModelConfig
 from mixerloop.data.windows import DrawnWindows
 from mixerloop.model.accounting import account_model
 from mixerloop.model.initialization import fresh_model
+from mixerloop.notation import resolve
 from mixerloop.transport.policies import (
     first_difference,
     intact,
@@ -43,6 +48,39 @@ class TransportResult:
     """The same from the projections and the head alone."""
     largest_difference: float
     """In any number, between the engines."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportBench:
+    """The times, and the conditions they were taken under."""
+
+    figures: TransportResult
+    provenance: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """What `mixerloop bench transport --json` prints."""
+        return {**asdict(self.figures), "provenance": self.provenance}
+
+
+def bench_transport(settings: TransportSettings | None = None) -> TransportBench:
+    """Time transport with shared walks against a forward for each policy."""
+    settings = TransportSettings() if settings is None else settings
+    settings.check()
+    machine.keep_freed_memory()
+    config = config_of(settings.size)
+    resolve(settings.schedule, config.num_layers)
+    neighbours = machine.Neighbours()
+    figures = measure_transport(
+        settings.size,
+        config,
+        settings.schedule,
+        windows=settings.windows,
+        positions=settings.positions,
+        context=settings.context,
+        repeats=settings.repeats,
+    )
+    provenance = provenance_of(neighbours, compute_dtype="float32", repeats=settings.repeats)
+    return TransportBench(figures=figures, provenance=provenance)
 
 
 def measure_transport(

@@ -9,10 +9,10 @@ import tyro
 from mixerloop.cli.evaluate_compare import COMPARE_HELP, Compare
 from mixerloop.cli.evaluate_core import CORE_HELP, Core
 from mixerloop.cli.subject_options import Opening, where_kept
-from mixerloop.cli.tables import print_table, table_of
 from mixerloop.files import json_text
 from mixerloop.progress_line import ProgressLine, counting
 from mixerloop.schedule import num_passes_of
+from mixerloop.text_tables import print_table, table_of
 
 if TYPE_CHECKING:
     from mixerloop.evaluation.hops_accuracy import HopsResult

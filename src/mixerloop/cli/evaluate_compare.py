@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from mixerloop.cli.tables import print_table, table_of
 from mixerloop.config import check_seed
 from mixerloop.files import json_text
 from mixerloop.measures import measure_named
 from mixerloop.provenance import collect_provenance
+from mixerloop.text_tables import print_table, table_of
 
 if TYPE_CHECKING:
     from mixerloop.evaluation.comparison import Comparison, Pair

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from mixerloop import paper
 from mixerloop.cli.subject_options import Opening, where_kept
-from mixerloop.cli.tables import print_table, table_of
 from mixerloop.files import json_text
 from mixerloop.progress_line import ProgressLine
+from mixerloop.text_tables import print_table, table_of
 
 if TYPE_CHECKING:
     from mixerloop.evaluation.core.evaluate_core import CoreResult

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from mixerloop import runs
-from mixerloop.files import check_is_new, json_text
+from mixerloop.files import json_text
 
 HELP = """Write a folder for `transformers`, with the names of the released checkpoints.
 
@@ -35,21 +34,18 @@ class Export:
 
     def run(self) -> None:
         """Load, rename, write."""
-        check_is_new(self.out)
-        from mixerloop.interop.folders import export
-        from mixerloop.interop.loading import load_any
+        from mixerloop.interop.conversion import export_run
 
-        loaded = load_any(self.run_path, form="torch")
-        tokenizer = loaded.folder / runs.TOKENIZER
-        model_type = export(
-            loaded.model,
-            self.out,
-            tokenizer=tokenizer if tokenizer.is_file() else None,
-            like=loaded.imported,
-        )
+        made = export_run(self.run_path, self.out)
         if self.json:
-            found = {"folder": str(self.out), "of": str(loaded.folder), "model_type": model_type}
-            print(json_text(found), end="")
+            facts = {
+                "folder": str(made.folder),
+                "of": str(made.checkpoint),
+                "model_type": made.model_type,
+            }
+            print(json_text(facts), end="")
         else:
-            print(f"{self.out}: {loaded.folder} as transformers reads it, type {model_type}")
+            print(
+                f"{made.folder}: {made.checkpoint} as transformers reads it, type {made.model_type}"
+            )
             print("in Python: import mixerloop.interop.hf, then AutoModelForCausalLM")

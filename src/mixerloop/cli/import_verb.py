@@ -1,15 +1,12 @@
 """`mixerloop import`: a released checkpoint, or an exported folder, as a run."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from mixerloop import runs
-from mixerloop.config import check_fits
-from mixerloop.files import check_is_new, json_text
-from mixerloop.notation import notation
+from mixerloop.files import json_text
 
 HELP = """Make a run of a folder of `transformers`: a released checkpoint, or one we exported.
 
@@ -41,27 +38,18 @@ class Import:
 
     def run(self) -> None:
         """Read, check, write."""
-        check_is_new(self.out)
-        from mixerloop.data.tokenizer import Tokenizer
-        from mixerloop.interop.folders import CONFIG, exported_config, is_exported, read_exported
-        from mixerloop.model.checkpoint import save_run
+        from mixerloop.interop.conversion import import_run
 
-        if not is_exported(self.folder):
-            raise ValueError(f"{self.folder}: no {CONFIG}, so not a folder of transformers")
-        model, config = read_exported(self.folder, schedule=self.schedule, ignore=self.ignore_keys)
-        own = self.folder / runs.TOKENIZER
-        tokenizer = self.tokenizer or (own if own.is_file() else None)
-        if tokenizer is not None:
-            check_fits(tokenizer, Tokenizer(tokenizer).vocab_size, config.model.vocab_size)
-        facts = {"seed": None, "imported": str(self.folder), "forms": model.forms()}
-        imported = exported_config(self.folder)
-        if self.tokenizer is not None:  # the ids of special tokens are those of another tokenizer
-            imported |= dict.fromkeys(("bos_token_id", "eos_token_id"))
-        save_run(self.out, model, config, tokenizer=tokenizer, imported=imported, facts=facts)
-        schedule = notation(config.model.occurrences())
-        parameters = sum(parameter.numel() for parameter in model.parameters())
+        imported = import_run(
+            self.folder,
+            self.out,
+            schedule=self.schedule,
+            tokenizer=self.tokenizer,
+            ignore_keys=self.ignore_keys,
+        )
         if self.json:
-            found = {"run": str(self.out), "parameters": parameters, "schedule": schedule}
-            print(json_text(found), end="")
+            print(json_text({**asdict(imported), "run": str(imported.run)}), end="")
         else:
-            print(f"{self.out}: {parameters:,} parameters, schedule {schedule}")
+            print(
+                f"{imported.run}: {imported.parameters:,} parameters, schedule {imported.schedule}"
+            )

@@ -1,14 +1,12 @@
 """`mixerloop init`: a run with fresh weights, before any training."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
-from mixerloop import config
-from mixerloop.config import InitRule, check_seed
-from mixerloop.files import check_is_new, json_text
-from mixerloop.notation import notation
+from mixerloop.config import InitRule
+from mixerloop.files import json_text
 from mixerloop.parsing import one_of
 
 HELP = """Write a run whose weights are freshly drawn: the control for a trained one.
@@ -41,32 +39,19 @@ class Init:
 
     def run(self) -> None:
         """Draw, save, and say what comes next."""
-        run_config = config.preset_or_file(self.size)
-        if self.schedule is not None:
-            model_config = replace(run_config.model, schedule=self.schedule)
-            run_config = replace(run_config, model=model_config)
-        rule = one_of(InitRule, self.init, "init rule")
-        check_seed(self.seed)
+        from mixerloop.training.fresh_run import init_run
 
-        from mixerloop.data.tokenizer import Tokenizer
-        from mixerloop.model.checkpoint import save_run
-        from mixerloop.model.initialization import fresh_model
-
-        tokenizer = None if self.tokenizer is None else Tokenizer(self.tokenizer)
-        if tokenizer is not None and tokenizer.vocab_size > run_config.model.vocab_size:
-            raise ValueError(
-                f"{self.tokenizer}: {tokenizer.vocab_size:,} tokens do not fit the vocabulary "
-                f"of {run_config.model.vocab_size:,} of {self.size}"
-            )
-        check_is_new(self.out)
-        model = fresh_model(run_config.model, seed=self.seed, rule=rule)
-        facts = {"seed": self.seed, "init": rule, "forms": model.forms()}
-        save_run(self.out, model, run_config, tokenizer=self.tokenizer, facts=facts)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
+        fresh = init_run(
+            self.size,
+            self.out,
+            schedule=self.schedule,
+            init=one_of(InitRule, self.init, "init rule"),
+            tokenizer=self.tokenizer,
+            seed=self.seed,
+        )
         if self.json:
-            print(json_text({"run": str(self.out), "parameters": parameters, **facts}), end="")
-        else:
-            prompt = "--prompt-tokens 1 2 3" if tokenizer is None else '--prompt "Once"'
-            schedule = notation(run_config.model.occurrences())
-            print(f"{self.out}: {parameters:,} fresh parameters, schedule {schedule}")
-            print(f"next: mixerloop generate {self.out} {prompt}")
+            print(json_text(fresh.to_json()), end="")
+            return
+        prompt = '--prompt "Once"' if fresh.has_tokenizer else "--prompt-tokens 1 2 3"
+        print(f"{fresh.run}: {fresh.parameters:,} fresh parameters, schedule {fresh.schedule}")
+        print(f"next: mixerloop generate {fresh.run} {prompt}")

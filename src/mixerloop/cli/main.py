@@ -1,11 +1,7 @@
-"""Pick the verb, run it, and turn bad input into one line and exit code 2."""
+"""Pick the verb and run it."""
 
-import os
-import signal
 import sys
-import threading
-from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import tyro
 
@@ -26,12 +22,7 @@ from mixerloop.cli import (
     train,
     transport,
 )
-from mixerloop.notation import shortened
-
-TRACEBACK = "MIXERLOOP_TRACEBACK"
-"""Set it to see where an error came from."""
-
-AGAIN_SECONDS = 0.02
+from mixerloop.program import run_program
 
 Verb = (
     Annotated[describe.Describe, tyro.conf.subcommand("describe", description=describe.HELP)]
@@ -53,42 +44,16 @@ Verb = (
 
 def main() -> None:
     """Which part of a language model should loop, how often, and did the later passes earn it?"""
-    machine.end_with_parent()
-    signal.signal(signal.SIGTERM, _stop)
-    sys.unraisablehook = deliver_again
-    try:
-        _run()
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except BrokenPipeError:  # the reader has gone, as in `mixerloop describe 15m | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    except (KeyboardInterrupt, SystemExit) as stop:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # one that is delivered again comes too late
-        if isinstance(stop, SystemExit):
-            raise
-        print(file=sys.stderr)
-        sys.exit(130)
-    except (ValueError, OSError, FloatingPointError) as error:
-        if os.environ.get(TRACEBACK):
-            raise
-        rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
-        print(f"mixerloop{rank}: {_one_line(error)}", file=sys.stderr)
-        sys.exit(1 if isinstance(error, FloatingPointError) else 2)
+    run_program(_run)
 
 
 def _run() -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"mixerloop {__version__}")
         return
-    run_verb(sys.argv[1:])
-
-
-def run_verb(arguments: Sequence[str]) -> None:
-    """Parse what stands behind `mixerloop`, and do it."""
     verb = tyro.cli(
         Verb,
-        args=arguments,
+        args=sys.argv[1:],
         prog="mixerloop",
         description=main.__doc__,
         config=(
@@ -101,26 +66,3 @@ def run_verb(arguments: Sequence[str]) -> None:
     )
     machine.settle()
     verb.run()
-
-
-def deliver_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Send a signal once more if its exception was raised where Python drops exceptions.
-
-    That is in finalizers and callbacks, of which importing torch has many: Ctrl-C would be ignored.
-    """
-    again = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}.get(lost.exc_type)
-    if again is None:
-        sys.__unraisablehook__(lost)
-    else:
-        threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), again)).start()
-
-
-def _stop(number: int, frame: object) -> NoReturn:
-    """Unwind, so that what is half-written disappears."""
-    sys.exit(128 + number)
-
-
-def _one_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
-        return " ".join(f"{error.filename}: {error.strerror}".split())
-    return shortened(" ".join(str(error).split()), most=1000)

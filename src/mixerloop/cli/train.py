@@ -29,7 +29,6 @@ examples:
   mixerloop train --resume runs/short
   torchrun --nproc-per-node 8 -m mixerloop train configs/15m-climbmix-mixer_loop.toml
 """
-RUNS = Path("runs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +71,7 @@ class Train:
             config = configs.load(self.config, overrides)
             from mixerloop.training.sessions import train
 
-            out = RUNS / self.config.stem if self.out is None else self.out
+            out = runs.RUNS / self.config.stem if self.out is None else self.out
             trained = train(config, out, until=self.until, display=display)
         if trained.is_first_rank:
             _say(trained.run, trained.outcome, trained.last, as_json=self.json)

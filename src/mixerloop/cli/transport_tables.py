@@ -3,7 +3,7 @@
 from typing import Any
 
 from mixerloop import paper
-from mixerloop.cli.tables import print_table, table_of
+from mixerloop.text_tables import print_table, table_of
 
 
 def show(result: dict[str, Any]) -> None:

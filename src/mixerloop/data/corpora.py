@@ -42,7 +42,7 @@ def prepare_text(
     if not paths:
         raise ValueError("name the files or folders to prepare")
     if held_out and held_out_share is not None:
-        raise ValueError("give --held-out or --held-out-share, not both")
+        raise ValueError("give held_out or held_out_share, not both")
     share = HELD_OUT_SHARE if held_out_share is None else held_out_share
     settings = _settings(out, tokenizer, vocab_size, workers, None if held_out else share)
     source = text_files([Path(path) for path in paths], [Path(path) for path in held_out])
@@ -77,8 +77,8 @@ def prepare_climbmix(
     settings = _settings(out, tokenizer, vocab_size, workers, None)
     if tokenizer is None and vocab_size is None:
         raise ValueError(
-            "climbmix needs a tokenizer: --tokenizer FILE, for the paper's figures the 32,000 "
-            "pieces of Llama 2; or --vocab-size N to train one, which gives other figures"
+            "climbmix needs a tokenizer, for the paper's figures the 32,000 "
+            "pieces of Llama 2; or a vocab_size to train one, which gives other figures"
         )
     corpus = climbmix(shards, None if source is None else Path(source))
     return _prepare(corpus, out, settings, tokenizer, workers, progress)
@@ -100,13 +100,13 @@ def _settings(
 ) -> Settings:
     """Check the options before a source is downloaded."""
     if workers < 1:
-        raise ValueError(f"--workers must be at least 1, got {workers}")
+        raise ValueError(f"workers must be at least 1, got {workers}")
     check_free(Path(out))
     if tokenizer is None:
         size = VOCAB_SIZE if vocab_size is None else vocab_size
         return Settings(held_out_share=held_out_share, vocab_size=size)
     if vocab_size is not None:
-        raise ValueError("--tokenizer has its own size; leave --vocab-size out")
+        raise ValueError("a tokenizer has its own size; leave vocab_size out")
     Tokenizer(Path(tokenizer))
     return Settings(held_out_share=held_out_share)
 

@@ -328,7 +328,7 @@ class _Work:
             except BrokenProcessPool:
                 raise ValueError(
                     "a worker was killed, perhaps for want of memory; run the same command to go "
-                    "on, with fewer --workers if need be"
+                    "on, with fewer workers if need be"
                 ) from None
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)

@@ -128,7 +128,7 @@ def _downloaded(name: str) -> Path:
         reason = " ".join(str(error).split())
         raise ValueError(
             f"{name}: cannot be downloaded from {CLIMBMIX_REPOSITORY} ({reason}); "
-            "give a folder that holds it with --from"
+            "name a folder that holds it: --from, or source in Python"
         ) from None
 
 

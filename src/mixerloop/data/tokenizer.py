@@ -118,7 +118,7 @@ def train_tokenizer(documents: Iterable[str], *, vocab_size: int) -> bytes:
         if "vocab" in str(error).lower():
             raise ValueError(
                 f"a vocabulary of {vocab_size:,} is too small for the characters of this text; "
-                "give a larger --vocab-size"
+                "give a larger vocab_size"
             ) from None
         raise ValueError(f"no tokenizer could be trained: {' '.join(str(error).split())}") from None
     return model.getvalue()

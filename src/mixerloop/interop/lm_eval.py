@@ -55,7 +55,7 @@ class MixerLoopLM(TemplateLM):
     ) -> None:
         """`batch_size` is the harness's own; how much runs at once is the scorer's business."""
         super().__init__()
-        found = find_device("auto" if device is None else device, option="--device")  # pyright: ignore
+        found = find_device("auto" if device is None else device, option="device")  # pyright: ignore
         loaded = load_any(Path(run))
         path = loaded.folder / runs.TOKENIZER
         if not path.is_file():

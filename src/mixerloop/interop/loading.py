@@ -59,28 +59,31 @@ def open_subject(
     compute_dtype: ComputeDtype = "float32",
     form: FormChoice = "auto",
     device: Device = "auto",
-    results: Path | None = None,
+    results: Path | str | None = None,
+    keep: bool = True,
 ) -> Subject:
     """Load a run, one of its checkpoints, or an exported folder, ready to be measured.
 
     Results are kept in `results`, or in the run's own results folder. A run under another schedule
-    than its own, and an exported folder, keep results in `results` only.
+    than its own, and an exported folder, keep results in `results` only. Without `keep` a run keeps
+    none either, so that its folder may be one that cannot be written.
     """
     machine.keep_freed_memory()
-    if results is not None:
-        check_can_hold(results)
-    found_device = find_device(device, option="--device")
+    where = None if results is None else Path(results)
+    if where is not None:
+        check_can_hold(where)
+    found_device = find_device(device, option="device")
     chosen = choose_form(form, found_device.type)
     path = Path(run)
     loaded = load_any(path, form=chosen)
-    if results is None and schedule is None and loaded.is_run:
-        results = runs.results_folder(path)
-        check_can_hold(results)
+    if where is None and schedule is None and loaded.is_run and keep:
+        where = runs.results_folder(path)
+        check_can_hold(where)
     model = loaded.config.model
     return Subject(
         folder=loaded.folder,
         fingerprint=loaded.fingerprint,
-        results=results,
+        results=where,
         model=loaded.model.to(found_device).eval(),
         config=loaded.config,
         schedule=resolve(model.schedule if schedule is None else schedule, model.num_layers),

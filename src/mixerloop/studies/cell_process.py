@@ -1,17 +1,20 @@
-"""A cell in a process of its own: what `mixerloop study FILE --cells N` does.
+"""A cell in a process of its own: `python -m mixerloop.studies.cell_process STUDY FOLDER NUMBER`.
 
 The process ends when its parent does, and with it the lock of its cell. Linux sees to that; where
-there is no such service the process finishes its cell, which the lock keeps others away from.
+there is no such service the process finishes its cell, which the lock keeps others away from. The
+parent has planned the study and prepared its data.
 """
 
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
 from mixerloop import machine
+from mixerloop.program import run_program
 
 
 def start_cell(
@@ -26,17 +29,7 @@ def start_cell(
     """Start a cell; its progress goes to `stderr`, everything else to its files."""
     own = {machine.NUM_THREADS: str(threads), machine.PARENT: str(os.getpid())}
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "mixerloop",
-            "study",
-            study,
-            "--out",
-            folder,
-            "--cells",
-            str(number),
-        ],
+        [sys.executable, "-m", "mixerloop.studies.cell_process", study, folder, str(number)],
         env={**os.environ, **environment, **own},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -44,3 +37,22 @@ def start_cell(
         text=True,
         errors="replace",
     )
+
+
+def _run_cell() -> None:
+    machine.settle()  # before torch is loaded
+    from mixerloop.studies.cells import is_done
+    from mixerloop.studies.in_turn import run_in_turn
+    from mixerloop.studies.plan import make_plan
+    from mixerloop.studies.study import read_study
+
+    study, folder, number = sys.argv[1:]
+    plan = make_plan(read_study(Path(study)), Path(folder))
+    machine.keep_freed_memory()
+    cell = plan.cells[int(number) - 1]
+    if not is_done(plan, cell) and run_in_turn(plan, [cell]):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    run_program(_run_cell)

@@ -1,17 +1,20 @@
 """Running a cell: train, then take each measurement whose result is not there yet."""
 
 import contextlib
-import io
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from mixerloop import config as configs
 from mixerloop import runs
+from mixerloop.benchmarking.conditions import busy_warning
+from mixerloop.benchmarking.prefill_speed import bench_prefill
+from mixerloop.benchmarking.settings import PrefillSettings as PrefillBenchSettings
+from mixerloop.benchmarking.text import prefill_line
 from mixerloop.data.preparation import parse_preparation
 from mixerloop.evaluation.comparison import compare, to_json
 from mixerloop.evaluation.kept_results import read_results
@@ -44,8 +47,6 @@ from mixerloop.training.sessions import Trained, resume, train
 from mixerloop.training.status import status
 from mixerloop.training.trainer import open_data
 
-Command = Callable[[Sequence[str]], None]
-"""Runs `mixerloop ...` and raises what goes wrong."""
 Say = Callable[[str], None]
 State = Literal["done", "failed", "running", "begun", "waiting"]
 
@@ -104,14 +105,14 @@ def _check_made_of(plan: Plan, part: PartSettings, given: dict[str, Sequence[Pat
     if before["prepare"] != list(part.prepare):
         old, new = (" ".join(words) for words in (before["prepare"], part.prepare))
         raise ValueError(
-            f"{data}: was made with {old}, and the study now says {new}; choose another --out, "
+            f"{data}: was made with {old}, and the study now says {new}; choose another folder, "
             "or remove it"
         )
     for word, files in given.items():
         named = [str(one.resolve()) for one in files]
         if word in part.prepare and named and named != before[word]:
             old = ", ".join(before[word]) or "none"
-            raise ValueError(f"{data}: was made of other files ({old}); choose another --out")
+            raise ValueError(f"{data}: was made of other files ({old}); choose another folder")
 
 
 def _data_record(plan: Plan, part: PartSettings) -> Path:
@@ -163,7 +164,7 @@ def check_cells(plan: Plan, cells: Sequence[Cell]) -> None:
                 if key not in configs.MAY_CHANGE and new != "auto":
                     raise ValueError(
                         f"{run}: was trained with {key} {old}, and the study now says {new}; "
-                        "choose another --out"
+                        "choose another folder"
                     )
         try:
             open_data(cell.config)
@@ -219,7 +220,7 @@ def _missing(run: Path, measure: Sequence[Measure]) -> list[Measure]:
     return [one for one in measure if not (results / MEASURED[one]).is_file()]
 
 
-def run_prefill(plan: Plan, asked: PrefillSettings, command: Command, say: Say) -> None:
+def run_prefill(plan: Plan, asked: PrefillSettings, say: Say) -> None:
     """Time prefill once for the whole study, and not beside a cell that trains."""
     path = plan.folder / PREFILL
     if path.is_file():
@@ -232,11 +233,11 @@ def run_prefill(plan: Plan, asked: PrefillSettings, command: Command, say: Say) 
         if path.is_file():
             return
         say("timing")
-        arguments = ["bench", "prefill", "--sizes", *asked.sizes]
-        arguments += ["--batches", *map(str, asked.batches), "--length", str(asked.length)]
-        arguments += ["--warmup", str(asked.warmup), "--repeats", str(asked.repeats)]
-        arguments += ["--compute-dtype", asked.compute_dtype, "--device", asked.device]
-        write_file(path, _output(command, [*arguments, "--json"]))
+        settings = PrefillBenchSettings(**asdict(asked))
+        bench = bench_prefill(settings, progress=lambda case: _to_stderr(prefill_line(case)))
+        if (warning := busy_warning(bench.provenance)) is not None:
+            _to_stderr(warning)
+        write_file(path, json_text(bench.to_json()))
 
 
 def compare_part(plan: Plan, part: PartSettings) -> None:
@@ -279,8 +280,5 @@ def _log(record: Path, what: str) -> Iterator[None]:
         print(f"{now()}  done", flush=True)
 
 
-def _output(command: Command, arguments: list[str]) -> str:
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        command(arguments)
-    return printed.getvalue()
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)

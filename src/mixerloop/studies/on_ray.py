@@ -22,7 +22,7 @@ def run_on_ray(plan: Plan, cells: Sequence[Cell], say: Callable[[str, str], None
         import ray
         import ray.exceptions
     except ImportError:
-        raise ValueError("--engine ray needs Ray: pip install 'mixerloop[ray]'") from None
+        raise ValueError("engine ray needs Ray: pip install 'mixerloop[ray]'") from None
 
     ray.init(ignore_reinit_error=True, log_to_driver=False)
     run = ray.remote(max_retries=RETRIES)(_run_cell)

@@ -104,12 +104,12 @@ class Plan:
                 if old != new:
                     raise ValueError(
                         f"{self.folder}: {part['name']} was made with {what} {old}, and the study "
-                        f"now says {new}; choose another --out"
+                        f"now says {new}; choose another folder"
                     )
         if before["prefill"] != now["prefill"] and (self.folder / PREFILL).is_file():
             raise ValueError(
                 f"{self.folder / PREFILL}: was measured with {before['prefill']}, and the study "
-                "now says other; remove it or choose another --out"
+                "now says other; remove it or choose another folder"
             )
 
     def to_json(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
     if run.exists():
         raise ValueError(
             f"{run} already exists; go on with mixerloop train --resume {run}, or choose another "
-            "--out"
+            "folder"
         )
     windows, _ = open_data(config)
     Batches(

@@ -35,6 +35,14 @@ class Status:
     problem: str | None = None
 
 
+def list_runs(folder: Path | str = runs.RUNS) -> list[Status]:
+    """The runs in a folder with their state and last figures."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: there is no such folder")
+    return [status(run) for run in find_runs(folder)]
+
+
 def find_runs(folder: Path) -> Iterator[Path]:
     """The runs in a folder and in the folders of it, in the order of their names."""
     for path, folders, files in os.walk(folder):

@@ -150,7 +150,7 @@ def measure_fresh_transport(
         check_can_hold(results)
     config = preset(size)
     config = dataclasses.replace(config, schedule=schedule or config.schedule)
-    found_device = find_device(device, option="--device")
+    found_device = find_device(device, option="device")
     windows = uniform_windows(
         config.vocab_size,
         num=looking.windows,

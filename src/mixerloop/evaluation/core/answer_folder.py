@@ -65,7 +65,7 @@ class AnswerFolder:
                 key, before = differing
                 raise ValueError(
                     f"{self.folder}: holds answers with {key} {before}, not {settings.get(key)}; "
-                    "give --replace to drop them or --out for another folder"
+                    "replace drops them, or name another folder for the results"
                 )
         path.unlink(missing_ok=True)
         for task in tasks:

@@ -196,7 +196,7 @@ def find_bundle(given: Path | None, *, download: Download | None = None) -> Bund
             beside.replace(kept)
         except OSError as error:
             raise ValueError(
-                f"{PUBLIC} cannot be fetched ({error}); give the bundle with --bundle PATH or in "
+                f"{PUBLIC} cannot be fetched ({error}); name a file or folder: bundle, or "
                 f"${VARIABLE}"
             ) from None
         finally:

@@ -89,9 +89,11 @@ def evaluate_core(
     if context < LEAST_CONTEXT:
         raise ValueError(f"context must be at least {LEAST_CONTEXT}, got {context}")
     if plain and verify_sharing:
-        raise ValueError("--verify-sharing: with --plain nothing is shared")
+        raise ValueError("verify_sharing needs shared prefixes, and plain shares none")
     if subject.results is None:
-        raise ValueError("--schedule: the answers are kept; say where with --out")
+        raise ValueError(
+            "answers under another schedule are kept apart; name a folder for the results"
+        )
     tokenizer = subject.tokenizer()
     if tokenizer.bos_id < 0:
         raise ValueError(

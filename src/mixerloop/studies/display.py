@@ -1,4 +1,4 @@
-"""What cells that run side by side say: a line for each on a terminal, a log elsewhere."""
+"""The progress of cells on stderr: a line for each running cell on a terminal, a log elsewhere."""
 
 import re
 import sys
@@ -14,11 +14,21 @@ if TYPE_CHECKING:
     from mixerloop.studies.plan import Cell
 
 PROGRESS = re.compile(r"step \d|.*\d of \d")
-"""A line that the next one of its kind replaces."""
+"""Lines of progress, which a log shows now and then."""
+
+
+def say(where: str, text: str) -> None:
+    """Print a line that stays."""
+    print(f"{where}: {text}", file=sys.stderr, flush=True)
+
+
+def heading(cell: "Cell", num_cells: int) -> str:
+    """The number and the name of a cell, at the start of its lines."""
+    return f"[{cell.number}/{num_cells}] {cell.name}"
 
 
 class CellLines:
-    """Hears of cells from several threads, and shows the newest line of each that is running."""
+    """Shows the newest line of each running cell; called from several threads."""
 
     def __init__(self, num_cells: int) -> None:
         self._num_cells = num_cells
@@ -28,7 +38,6 @@ class CellLines:
         self._live: Live | None = None
 
     def __enter__(self) -> "CellLines":
-        """Begin to show."""
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.live import Live
@@ -38,29 +47,28 @@ class CellLines:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Leave the last lines."""
         if self._live is not None:
             self._live.__exit__(None, None, None)
 
     def heard(self, cell: "Cell", text: str) -> None:
-        """A cell says something."""
-        heading = f"[{cell.number}/{self._num_cells}] {cell.name}"
+        """Show a line that the process of a cell printed."""
+        at = heading(cell, self._num_cells)
         with self._lock:
             if self._live is None:
-                self._log(heading, text)
+                self._log(at, text)
                 return
-            self._newest.pop(heading, None)
+            self._newest.pop(at, None)
             if text == "done" or text.startswith(("failed", "stopped")):
-                self._live.console.print(f"{heading}: {text}", markup=False)
+                self._live.console.print(f"{at}: {text}", markup=False)
             else:
-                self._newest[heading] = text
-            self._live.update("\n".join(f"{at}: {said}" for at, said in self._newest.items()))
+                self._newest[at] = text
+            self._live.update("\n".join(f"{where}: {line}" for where, line in self._newest.items()))
 
-    def _log(self, heading: str, text: str) -> None:
-        """Progress now and then, everything else at once."""
+    def _log(self, at: str, text: str) -> None:
+        """Log progress now and then, and everything else at once."""
         now = time.monotonic()
         if PROGRESS.match(text):
-            if now - self._logged_at.get(heading, now - LOG_SECONDS) < LOG_SECONDS:
+            if now - self._logged_at.get(at, now - LOG_SECONDS) < LOG_SECONDS:
                 return
-            self._logged_at[heading] = now
-        print(f"{heading}: {text}", file=sys.stderr, flush=True)
+            self._logged_at[at] = now
+        say(at, text)

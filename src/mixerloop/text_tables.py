@@ -1,4 +1,4 @@
-"""Tables for people."""
+"""Tables of text: as wide as the terminal, or as a log or a notebook can show."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -20,8 +20,17 @@ def table_of(first: str, *others: str) -> "Table":
     return table
 
 
-def print_table(table: "Table") -> None:
-    """Print it as wide as the terminal is."""
+def text_of(table: "Table") -> str:
+    """The lines of a table, without the last line break."""
     from rich.console import Console
 
-    Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    console = Console(highlight=False, width=width)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get().removesuffix("\n")
+
+
+def print_table(table: "Table") -> None:
+    """Print a table on stdout."""
+    print(text_of(table))

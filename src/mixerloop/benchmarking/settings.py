@@ -1,0 +1,169 @@
+"""What a benchmark measures: one dataclass for each, which `mixerloop bench` also reads.
+
+No torch is loaded here, so that the command line can show the settings without it. Each benchmark
+calls `check` before it measures; a check in the constructor would be caught by the option parser,
+which prints more than one line.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mixerloop import paper
+from mixerloop.config import ComputeDtype, ComputeDtypeChoice, Device, FormChoice
+from mixerloop.parsing import one_of, suggest
+
+OPERATOR_SHAPES = ("15m", "110m", "long")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorSettings:
+    """The gated delta rule beside other people's."""
+
+    shapes: tuple[str, ...] = OPERATOR_SHAPES
+    """Which shapes: 15m, 110m, long."""
+    repeats: int = 10
+    """Timed calls of each."""
+    strong_decay: bool = False
+    """Decays down to -8, which make numbers too small for a float."""
+
+    def check(self) -> None:
+        """Reject unknown shapes."""
+        _check_positive(repeats=self.repeats)
+        _check_some("shape", self.shapes)
+        for name in self.shapes:
+            if name not in OPERATOR_SHAPES:
+                raise ValueError(f"unknown shape '{name}'; {suggest(name, OPERATOR_SHAPES)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillSettings:
+    """Prompts read under each loop."""
+
+    sizes: tuple[str, ...] = ("15m",)
+    """Presets, runs or exported folders; their weights do not matter and are drawn afresh."""
+    batches: tuple[int, ...] = (1, 4, 8)
+    """Prompts read at once."""
+    length: int = 1024
+    """Tokens of a prompt."""
+    compute_dtype: ComputeDtype = "float32"
+    """The type of the projections."""
+    device: Device = "auto"
+    """Where they are read."""
+    warmup: int = 6
+    """Calls before the timed ones."""
+    repeats: int = 20
+    """Timed calls of each loop."""
+
+    def check(self) -> None:
+        """Reject what leaves nothing to time."""
+        _check_positive(length=self.length, repeats=self.repeats, warmup=self.warmup)
+        _check_some("batch", self.batches)
+        _check_some("size", self.sizes)
+        for batch in self.batches:
+            _check_positive(batches=batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeSettings:
+    """Tokens decoded after prefixes of different lengths."""
+
+    size: str = "15m"
+    """A preset, a run or an exported folder; its weights do not matter and are drawn afresh."""
+    schedule: str = "mixer_loop"
+    """Notation or a named loop."""
+    repeats: int = 60
+    """Timed tokens after each prefix."""
+
+    def check(self) -> None:
+        """Reject what leaves nothing to time."""
+        _check_positive(repeats=self.repeats)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """Training steps against their matrix products."""
+
+    size: str = "15m"
+    """A preset, a run or an exported folder; its weights do not matter and are drawn afresh."""
+    loops: tuple[str, ...] = ("no_loop", "mixer_loop", "full_loop")
+    """Schedules to train."""
+    batch: int = 4
+    """Windows of a step."""
+    length: int = 1024
+    """Tokens of a window."""
+    compute_dtype: ComputeDtypeChoice = "auto"
+    """The type of the projections; auto is what training would take here."""
+    form: str = "auto"
+    """auto, native, torch or definition."""
+    repeats: int = 5
+    """Timed steps."""
+
+    def check(self) -> None:
+        """Reject unknown forms, and what leaves nothing to time."""
+        _check_positive(batch=self.batch, length=self.length, repeats=self.repeats)
+        one_of(FormChoice, self.form, "form")
+        _check_some("loop", self.loops)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportSettings:
+    """Transport with shared walks against a forward for each policy."""
+
+    size: str = "15m"
+    """A preset, a run or an exported folder; its weights do not matter and are drawn afresh."""
+    schedule: str = "mixer_loop"
+    """Notation or a named loop."""
+    windows: int = 16
+    """Windows to look at."""
+    positions: int = 16
+    """Places in each window."""
+    context: int = 128
+    """Tokens of a window."""
+    repeats: int = 3
+    """Timed calls of each way."""
+
+    def check(self) -> None:
+        """Reject what leaves nothing to time."""
+        _check_positive(windows=self.windows, repeats=self.repeats)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreSettings:
+    """CORE with shared prefixes against every sequence whole."""
+
+    run_path: Path | None = None
+    """A run; without one, a fresh model with a tokenizer trained on the examples."""
+    size: str = "nano"
+    """The preset of a fresh model."""
+    schedule: str | None = None
+    """Notation or a named loop; the model's own unless you say so."""
+    bundle: Path | None = None
+    """The evaluation bundle."""
+    tasks: tuple[str, ...] = ()
+    """Only these tasks."""
+    examples: int = 20
+    """Examples of each task."""
+    context: int = paper.CORE_CONTEXT
+    """Tokens a prompt may have; longer ones lose their beginning."""
+    threads: int | None = None
+    """Threads of both scorers; as many as torch takes unless you say so."""
+    repeats: int = 5
+    """Timed rounds."""
+
+    def check(self) -> None:
+        """Reject what leaves nothing to time."""
+        _check_positive(examples=self.examples, repeats=self.repeats)
+        if self.threads is not None:
+            _check_positive(threads=self.threads)
+
+
+def _check_positive(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def _check_some(kind: str, given: Sequence[object]) -> None:
+    if not given:
+        raise ValueError(f"name at least one {kind}")

@@ -1,0 +1,181 @@
+"""Benchmarks as text: a line on the machine, a table, and how to read it."""
+
+from mixerloop import paper
+from mixerloop.benchmarking.core_speed import CoreBench
+from mixerloop.benchmarking.decode_speed import DecodeBench
+from mixerloop.benchmarking.measure import Quartiles, header
+from mixerloop.benchmarking.operator_speed import OperatorBench, OperatorCase
+from mixerloop.benchmarking.prefill_speed import PrefillBench, PrefillCase
+from mixerloop.benchmarking.training_speed import TrainBench, TrainCase
+from mixerloop.benchmarking.transport_speed import TransportBench
+from mixerloop.text_tables import table_of, text_of
+
+
+def operator_text(bench: OperatorBench) -> str:
+    """A table for each shape."""
+    return "\n".join((_machine(), *map(_operator_case, bench.shapes)))
+
+
+def _operator_case(case: OperatorCase) -> str:
+    batch, tokens, heads, d_head = case.shape
+    table = table_of("", "forward, ms", "forward and backward, ms")
+    for name, forward in case.forward.items():
+        table.add_row(name, _spread(forward), _spread(case.forward_backward[name]))
+    lines = [
+        f"\n{case.name}: batch {batch}, {tokens:,} tokens, {heads} heads of {d_head}, float32",
+        text_of(table),
+    ]
+    if case.ratio_forward is not None and case.ratio_forward_backward is not None:
+        lines.append(
+            f"{case.best} is {case.ratio_forward:.1f} x and {case.ratio_forward_backward:.1f} x as "
+            "fast as the transformers fallback"
+        )
+    lines += [
+        f"{name} is missing: see mixerloop doctor; make peers installs other people's rules"
+        for name in case.missing
+    ]
+    return "\n".join(lines)
+
+
+def prefill_text(bench: PrefillBench) -> str:
+    """All sizes and batches, and the paper's."""
+    table = table_of(
+        *("size", "batch", "no loop, ms", "mixer, ms", "full, ms", "mixer over full", "by work")
+    )
+    for case in bench.cases:
+        table.add_row(
+            case.size,
+            str(case.batch),
+            *(_spread(taken) for taken in case.milliseconds.values()),
+            _times(case.mixer_over_full, case.mixer_over_full_quartiles),
+            f"{case.flop_limit:.2f} x",
+        )
+    facts = bench.provenance
+    return "\n".join(
+        (
+            _machine(),
+            text_of(table),
+            f"{bench.cases[0].length:,} tokens, last-token logits, {facts['compute_dtype']} on "
+            f"{facts['device']}; by work: what the projections alone would allow",
+            f"the paper, on a GPU: {paper.PREFILL}",
+        )
+    )
+
+
+def prefill_line(case: PrefillCase) -> str:
+    """A case that was just timed."""
+    return f"{case.size}, batch {case.batch}: {case.mixer_over_full:.2f} x"
+
+
+def decode_text(bench: DecodeBench) -> str:
+    """Every prefix, and the ratio to reading all again."""
+    figures = bench.figures
+    table = table_of("tokens before", "ms/token", "tokens/s", "to the first", "state KiB")
+    for case in figures.cases:
+        table.add_row(
+            f"{case.prefix:,}",
+            _spread(case.milliseconds),
+            f"{case.tokens_per_second:,.0f}",
+            f"{case.ratio_to_first:.3f}",
+            f"{case.state_bytes / 1024:,.0f}",
+        )
+    low, high = figures.recompute_over_decode_quartiles
+    return "\n".join(
+        (
+            _machine(),
+            text_of(table),
+            f"reading all {figures.recomputed_prefix:,} again takes "
+            f"{figures.recompute_milliseconds.median:,.0f} ms: decoding is "
+            f"{figures.recompute_over_decode:.0f} x [{low:.0f}, {high:.0f}] faster",
+        )
+    )
+
+
+def train_text(bench: TrainBench) -> str:
+    """All loops."""
+    table = table_of("loop", "step, ms", "products alone, ms", "tokens/s", "step over products")
+    for case in bench.cases:
+        low, high = case.gemm_floor_ratio_quartiles
+        table.add_row(
+            case.loop,
+            _spread(case.step_milliseconds),
+            _spread(case.gemm_milliseconds),
+            f"{case.tokens_per_second:,.0f}",
+            f"{case.gemm_floor_ratio:.2f} [{low:.2f}, {high:.2f}]",
+        )
+    first = bench.cases[0]
+    return "\n".join(
+        (
+            _machine(),
+            text_of(table),
+            f"{first.size}, {first.batch} x {first.length:,} tokens, {first.compute_dtype}; "
+            "products: every projection and the head, forward and backward",
+        )
+    )
+
+
+def train_line(case: TrainCase) -> str:
+    """A case that was just timed."""
+    return f"{case.size} {case.loop}: {case.gemm_floor_ratio:.2f}"
+
+
+def transport_text(bench: TransportBench) -> str:
+    """The three ways."""
+    figures = bench.figures
+    table = table_of("", "ms", "over shared")
+    ratios = (
+        "",
+        _times(figures.plain_over_shared, figures.plain_over_shared_quartiles),
+        _times(figures.batched_plain_over_shared, figures.batched_plain_over_shared_quartiles),
+    )
+    for (name, taken), ratio in zip(figures.milliseconds.items(), ratios, strict=True):
+        table.add_row(name, _spread(taken), ratio)
+    return "\n".join(
+        (
+            _machine(),
+            f"{figures.size} {figures.schedule}: {figures.windows} windows of {figures.context} "
+            f"tokens, {figures.positions} positions, float32",
+            text_of(table),
+            f"shared is {figures.plain_over_shared:.1f} x as fast as a forward per policy and "
+            f"window; by work alone {figures.work_limit:.1f} x; largest difference "
+            f"{figures.largest_difference:.0e}",
+        )
+    )
+
+
+def core_text(bench: CoreBench) -> str:
+    """Both scorers."""
+    figures = bench.figures
+    table = table_of("", "ms", "tokens run", "over shared")
+    ratio = _times(figures.plain_over_shared, figures.plain_over_shared_quartiles)
+    tokens = {"plain": figures.tokens_plain, "shared": figures.tokens_shared}
+    for name, taken in figures.milliseconds.items():
+        over = ratio if name == "plain" else ""
+        table.add_row(name, _spread(taken), f"{tokens[name]:,}", over)
+    return "\n".join(
+        (
+            _machine(),
+            f"{figures.model}, {figures.schedule}: {figures.examples} examples of {figures.tasks} "
+            f"tasks, context {figures.context:,}, vocabulary {figures.vocab_size:,}, float32, "
+            f"{figures.threads} threads",
+            text_of(table),
+            f"shared prefixes are {figures.plain_over_shared:.2f} x as fast and run "
+            f"{figures.tokens_plain / figures.tokens_shared:.2f} x fewer tokens; by work alone "
+            f"{figures.work_limit:.2f} x; {figures.decisions_differing} decisions differ",
+        )
+    )
+
+
+def _machine() -> str:
+    return f"# {header()}"
+
+
+def _spread(taken: Quartiles) -> str:
+    median, lower, upper = taken
+    digits = 2 if median < 10 else 1 if median < 100 else 0
+    return f"{median:,.{digits}f} [{lower:,.{digits}f}, {upper:,.{digits}f}]"
+
+
+def _times(ratio: float, quartiles: tuple[float, float]) -> str:
+    low, high = quartiles
+    return f"{ratio:.2f} x [{low:.2f}, {high:.2f}]"

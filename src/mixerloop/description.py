@@ -1,0 +1,153 @@
+"""`describe`: what a size and its schedules cost, beside the paper's own figures."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from mixerloop import config
+from mixerloop.interop.loading import model_of
+from mixerloop.model.accounting import (
+    ModelAccount,
+    ScheduleAccount,
+    account_model,
+    account_schedule,
+)
+from mixerloop.notation import notation, resolve, shortened
+from mixerloop.paper import COST, PaperCost
+from mixerloop.reports.schedule_diagram import draw
+from mixerloop.schedule import LOOPS, Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """Parameters, compute, state and activations of a model under several schedules."""
+
+    size: str
+    """The preset, config file or folder that was named."""
+    schedule: str
+    """The model's own schedule, in notation."""
+    model: ModelAccount
+    schedules: dict[str, Schedule]
+    """The five named loops, those that were added, and the model's own."""
+    accounts: dict[str, ScheduleAccount]
+    """By the same names."""
+    paper: PaperCost | None
+    """What the paper prints for this size."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What `mixerloop describe --json` prints; the paper's figures are strings."""
+        return {
+            "size": self.size,
+            "schedule": self.schedule,
+            **asdict(self.model),
+            "schedules": {name: asdict(account) for name, account in self.accounts.items()},
+            "paper": None if self.paper is None else asdict(self.paper),
+        }
+
+    def picture(self) -> str:
+        """The schedules as an SVG drawing."""
+        return draw(self.schedules, self.model.projection_macs())
+
+
+def describe(size: Path | str, *, schedules: Sequence[str] = ()) -> Description:
+    """Count a preset, a config file, a run or an exported folder under the named loops.
+
+    `schedules` are added to the loops; each is a named loop or notation.
+    """
+    model_config = _model(str(size))
+    num_layers = model_config.num_layers
+    resolved = {text: resolve(text, num_layers) for text in (*LOOPS, *schedules)}
+    if (own := model_config.occurrences()) not in resolved.values():
+        resolved[notation(own)] = own
+    model = account_model(model_config)
+    return Description(
+        size=str(size),
+        schedule=notation(own),
+        model=model,
+        schedules=resolved,
+        accounts={
+            name: account_schedule(model, schedule, num_layers=num_layers)
+            for name, schedule in resolved.items()
+        },
+        paper=COST.get(str(size)),
+    )
+
+
+def _model(size: str) -> config.ModelConfig:
+    path = Path(size)
+    if size in config.PRESETS or not path.is_dir():
+        return config.preset_or_file(size).model
+    return model_of(path)
+
+
+def description_text(described: Description) -> str:
+    """A table of the schedules, and the paper's figures beside ours."""
+    console = Console()
+    with console.capture() as captured:
+        _print(console, described)
+    return captured.get().removesuffix("\n")
+
+
+def _print(console: Console, described: Description) -> None:
+    model = described.model
+    console.print(
+        f"[bold]{described.size}[/bold]: {model.parameters:,} parameters; "
+        f"the ffn does {model.ffn_share:.1%} of a layer's projection work"
+    )
+    console.print(_schedule_table(described))
+    if described.paper is not None:
+        console.print()
+        console.print(_paper_table(described, described.paper))
+    console.print()
+    console.print(
+        "[dim]A mixer, F ffn; MACs with weights, the head's "
+        f"{model.head_macs_per_token / 1e6:.2f} M included; to full loop without the head, saved "
+        "with it; rule: the recurrence itself; state: what decoding keeps of a sequence; train: "
+        "what autograd keeps of a token in the torch form; both in float32.[/dim]"
+    )
+
+
+def _schedule_table(described: Description) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("loop", no_wrap=True)
+    table.add_column("schedule", overflow="fold", min_width=11)
+    for title in (
+        *("runs\nA", "runs\nF", "M MACs\n/token", "to full\nloop", "saved,\n+head"),
+        *("rule M\nMACs", "state\nKiB", "train\nKiB/tok"),
+    ):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, account in described.accounts.items():
+        table.add_row(
+            name if name in LOOPS else "",
+            shortened(account.notation, most=60),
+            str(account.mixer_applications),
+            str(account.ffn_applications),
+            f"{account.projection_macs_per_token / 1e6:.2f}",
+            f"{account.backbone_ratio_to_full_loop:.4f}",
+            f"{account.saving_to_full_loop:.1%}",
+            f"{account.recurrence_macs_per_token / 1e6:.2f}",
+            f"{account.state_bytes_per_sequence / 1024:,.0f}",
+            f"{account.activation_bytes_per_token / 1024:,.0f}",
+        )
+    return table
+
+
+def _paper_table(described: Description, cost: PaperCost) -> Table:
+    model, mixer = described.model, described.accounts["mixer_loop"]
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("T = 4", "parameters", "ffn share", "mixer to full", "saved, +head"):
+        table.add_column(title, justify="left" if title == "T = 4" else "right")
+    table.add_row(
+        *("paper", cost.parameters, cost.ffn_share),
+        *(cost.mixer_to_full_ratio, cost.saving_with_head),
+    )
+    table.add_row(
+        *("here", f"{model.parameters:,}", f"{100 * model.ffn_share:.1f} %"),
+        f"{mixer.backbone_ratio_to_full_loop:.4f}",
+        f"{100 * mixer.saving_to_full_loop:.1f} %",
+    )
+    return table

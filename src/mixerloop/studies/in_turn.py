@@ -1,0 +1,29 @@
+"""Cells one after another, in this process."""
+
+from collections.abc import Sequence
+
+from mixerloop.parsing import one_line
+from mixerloop.studies.cells import run_cell
+from mixerloop.studies.display import heading, say
+from mixerloop.studies.plan import Cell, Plan
+
+
+def run_in_turn(plan: Plan, cells: Sequence[Cell]) -> list[str]:
+    """Run cells; returns the names of those that failed.
+
+    A cell that fails leaves its error in its record, and the next cell is run. A signal ends the
+    cell, which is resumed when the study is started again, and is passed on to the caller.
+    """
+    failed = []
+    for cell in cells:
+        at = heading(cell, len(plan.cells))
+        try:
+            if not run_cell(plan, cell, lambda text, at=at: say(at, text)):
+                say(at, "another process has it")
+        except (KeyboardInterrupt, SystemExit):
+            say(at, "stopped; the same command goes on from here")
+            raise
+        except Exception as error:
+            say(at, f"failed: {one_line(error)}")
+            failed.append(cell.name)
+    return failed

@@ -1,0 +1,58 @@
+"""`study_status`: the state of every cell of studies, from their files alone."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mixerloop import runs
+from mixerloop.studies.cells import CellState, state_of
+from mixerloop.study_folder import PLAN, read_plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellStatus:
+    """A cell of a study's folder."""
+
+    number: int
+    name: str
+    state: CellState
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyStatus:
+    """A study's folder."""
+
+    folder: Path
+    title: str
+    cells: tuple[CellStatus, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """An element of what `mixerloop study status --json` prints."""
+        cells = [{"cell": one.number, "name": one.name, **asdict(one.state)} for one in self.cells]
+        return {"study": str(self.folder), "title": self.title, "cells": cells}
+
+
+def study_status(folders: Sequence[Path | str] = ()) -> list[StudyStatus]:
+    """Look at the folders of studies, or at all studies in runs/; nothing is changed."""
+    paths = [Path(folder) for folder in folders]
+    if not paths:
+        paths = sorted(path.parent for path in runs.RUNS.glob(f"*/{PLAN}"))
+        if not paths:
+            raise ValueError("no study in runs; start one with mixerloop study STUDY.toml")
+    return [_status(path) for path in paths]
+
+
+def _status(path: Path) -> StudyStatus:
+    if not (path / PLAN).is_file():
+        raise ValueError(f"{path}: not the folder of a study; mixerloop study makes one")
+    plan = read_plan(path)
+    cells = tuple(
+        CellStatus(
+            number=cell["number"],
+            name=cell["name"],
+            state=state_of(path, cell["name"], cell["measure"]),
+        )
+        for cell in plan["cells"]
+    )
+    return StudyStatus(folder=path, title=plan["title"], cells=cells)

@@ -1,0 +1,121 @@
+"""`make_report`: a page from the results of studies, or of runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mixerloop import config as configs
+from mixerloop import runs
+from mixerloop.evaluation.comparison import compare, to_json
+from mixerloop.evaluation.kept_results import read_results
+from mixerloop.files import read_json
+from mixerloop.model.accounting import account_model, training_flops_per_token
+from mixerloop.model.initialization import meta_model
+from mixerloop.notation import notation
+from mixerloop.parsing import one_line
+from mixerloop.reports.build import build_report, findings
+from mixerloop.reports.page import write_report
+from mixerloop.reports.study_results import StudyResults, gather, joined, read_study
+from mixerloop.study_folder import PLAN, REPORT
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenReport:
+    """A report on disk."""
+
+    page: Path
+    """The HTML file; report.md and the figures are beside it."""
+    findings: tuple[str, ...]
+    """The order of the models by each measure, and which differences are resolved."""
+    warning: str | None = None
+    """Why runs were not compared."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What `mixerloop report --json` prints."""
+        return {"report": str(self.page), "findings": list(self.findings)}
+
+
+def make_report(paths: Sequence[Path | str], out: Path | str | None = None) -> WrittenReport:
+    """Write one self-contained page, Markdown beside it and a folder of figures.
+
+    `paths` are folders of studies, or runs with results. `out` is the page; of a single study it
+    is report.html in the study's folder where it is not given.
+    """
+    folders = [Path(path) for path in paths]
+    if not folders:
+        raise ValueError("name a study's folder, or runs")
+    studies = [path for path in folders if (path / PLAN).is_file()]
+    if studies and len(studies) < len(folders):
+        raise ValueError(f"{studies[0]}: a study; runs outside it need a report of their own")
+    if out is None and len(studies) != 1:
+        raise ValueError("say where the page goes: out is a file such as report.html")
+    page = folders[0] / REPORT if out is None else Path(out)
+    if page.suffix != ".html":
+        raise ValueError(f"{page}: a page ends in .html")
+    return _of_studies(studies, page) if studies else _of_runs(folders, page)
+
+
+def _of_studies(studies: Sequence[Path], page: Path) -> WrittenReport:
+    found = {path.resolve().name: read_study(path) for path in studies}
+    if len(found) < len(studies):
+        raise ValueError("two studies have the same name; a report needs different ones")
+    (first, *others) = found.values()
+    return _written(joined(found) if others else first, page)
+
+
+def _written(results: StudyResults, page: Path, warning: str | None = None) -> WrittenReport:
+    write_report(build_report(results), page)
+    return WrittenReport(page=page, findings=tuple(findings(results)), warning=warning)
+
+
+def _of_runs(paths: Sequence[Path], page: Path) -> WrittenReport:
+    """Runs as if they were a study of one part; runs that differ in the seed only are one model."""
+    for path in paths:
+        if not (path / runs.CONFIG).is_file():
+            raise ValueError(f"{path}: neither a study's folder nor a run")
+    paths = tuple(path.resolve() for path in paths)
+    if len({path.name for path in paths}) < len(paths):
+        raise ValueError("two runs have the same name; a report needs different ones")
+    comparison, warning = None, None
+    groups = [[path] for path in paths]
+    if len(paths) > 1:
+        try:
+            kept = [read_results(path) for path in paths]
+            comparison = to_json(compare(kept), kept)
+            groups = [[Path(run) for run in arm["runs"]] for arm in comparison["arms"]]
+        except ValueError as error:
+            warning = f"The runs were not compared: {one_line(error)}."
+    plan = _plan_of(groups) | {"about": warning or ""}
+    return _written(gather(plan, Path(), {"runs": comparison}), page, warning)
+
+
+def _plan_of(groups: list[list[Path]]) -> dict[str, Any]:
+    arms, cells = [], []
+    for group in groups:
+        name = group[0].name
+        config = configs.load(group[0] / runs.CONFIG).model
+        model = meta_model(config, form="torch")
+        arms.append(
+            {
+                "name": name,
+                "schedule": notation(config.occurrences()),
+                "num_layers": config.num_layers,
+                "d_model": config.d_model,
+                "parameters": sum(parameter.numel() for parameter in model.parameters()),
+                "flops_per_token": training_flops_per_token(model),
+                "macs": account_model(config).projection_macs(),
+            }
+        )
+        for path in group:
+            seed = read_json(path / runs.PROVENANCE).get("seed")
+            cells.append({"name": str(path), "part": "runs", "arm": name, "seed": seed})
+    part = {
+        "name": "runs",
+        "match": "as they are",
+        "seeds": sorted({str(cell["seed"]) for cell in cells}),
+        "data": "their own data",
+        "arms": arms,
+    }
+    title = " and ".join(arm["name"] for arm in arms)
+    return {"title": title, "parts": [part], "cells": cells}

@@ -1,0 +1,267 @@
+"""`plan_study` and `run_study`: from a study file to a finished report."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from mixerloop import machine, runs
+from mixerloop.files import check_can_hold
+from mixerloop.parsing import one_line, one_of
+from mixerloop.progress_line import LOG_SECONDS_VARIABLE
+from mixerloop.studies.cells import (
+    CellState,
+    check_cells,
+    compare_part,
+    is_done,
+    prepare_data,
+    run_prefill,
+    state_of,
+)
+from mixerloop.studies.display import CellLines, say
+from mixerloop.studies.expected_time import expected_of_all
+from mixerloop.studies.in_turn import run_in_turn
+from mixerloop.studies.plan import Cell, Plan, make_plan
+from mixerloop.studies.reporting import WrittenReport, make_report
+from mixerloop.studies.side_by_side import (
+    default_jobs,
+    is_timed,
+    run_side_by_side,
+    threads_of_each,
+)
+from mixerloop.studies.study import CORPUS, HELD_OUT, TOKENIZER, read_study
+
+Engine = Literal["here", "ray"]
+SHOWN_SECONDS = 1  # between the lines of progress of cells that run side by side
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedCell:
+    """A cell that will be run, unless it is done."""
+
+    cell: Cell
+    state: CellState
+    expected_seconds: float | None
+    """Of training that is left; None for a cell that is done, that was picked, or on a GPU."""
+
+    def to_json(self) -> dict[str, Any]:
+        """A row of `mixerloop study FILE --dry-run --json`."""
+        return {
+            "cell": self.cell.number,
+            "name": self.cell.name,
+            "parameters": self.cell.parameters,
+            "flops_per_token": self.cell.flops_per_token,
+            "expected_seconds": self.expected_seconds,
+            **asdict(self.state),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedStudy:
+    """A study before anything is written or trained."""
+
+    plan: Plan
+    cells: tuple[PlannedCell, ...]
+    """All cells of the study, or the picked ones."""
+    picked: bool
+    """Whether cells were picked; no report is written then."""
+    chosen_jobs: int | None
+    """Cells at a time, if the user has chosen a number."""
+    expected_jobs: int = 1
+    """Cells at a time that the expected seconds are for."""
+
+    def jobs_for(self, cells: Sequence[Cell]) -> int:
+        """How many of these cells to run at a time; picked cells are run in turn."""
+        if self.chosen_jobs is not None:
+            return self.chosen_jobs
+        return 1 if self.picked else default_jobs(cells)
+
+    def precision(self) -> dict[str, dict[str, str]]:
+        """The compute type of training and of each measurement, by part."""
+        return {
+            part["name"]: {
+                "training": part["compute_dtype"],
+                **{measure: part["measure_in"][measure] for measure in part["measure"]},
+            }
+            for part in self.plan.to_json()["parts"]
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """What `mixerloop study FILE --dry-run --json` prints."""
+        return {"cells": [one.to_json() for one in self.cells], "precision": self.precision()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyOutcome:
+    """How a study ended."""
+
+    folder: Path
+    report: WrittenReport | None
+    """None where cells were picked."""
+    failed: tuple[str, ...]
+    """Cells and comparisons that failed; running the study again retries them."""
+
+
+def plan_study(
+    file: Path | str,
+    *,
+    out: Path | str | None = None,
+    cells: Sequence[int] | None = None,
+    jobs: int | None = None,
+) -> PlannedStudy:
+    """Check a study file and look at what is done already; nothing is written.
+
+    `out` is the study's folder, runs/NAME for NAME.toml where it is not given. `cells` picks cells
+    by their numbers. A few training steps of each model are timed to say how long the study takes.
+    """
+    study = read_study(Path(file))
+    plan = make_plan(study, runs.RUNS / study.path.stem if out is None else Path(out))
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    chosen = _chosen(plan, cells)
+    machine.keep_freed_memory()
+    plan.check_unchanged()
+    states = [state_of(plan.folder, cell.name, cell.measure) for cell in chosen]
+    planned = PlannedStudy(
+        plan=plan,
+        cells=tuple(
+            PlannedCell(cell=cell, state=state, expected_seconds=None)
+            for cell, state in zip(chosen, states, strict=True)
+        ),
+        picked=cells is not None,
+        chosen_jobs=jobs,
+    )
+    return planned if planned.picked else _with_expected_seconds(planned)
+
+
+def run_study(
+    file: Path | str,
+    *,
+    out: Path | str | None = None,
+    cells: Sequence[int] | None = None,
+    jobs: int | None = None,
+    engine: Engine = "here",
+    corpus: Sequence[Path | str] = (),
+    held_out: Sequence[Path | str] = (),
+    tokenizer: Path | str | None = None,
+) -> StudyOutcome:
+    """Run what is missing of a study, compare its models and write its report.
+
+    The first four arguments are those of `plan_study`. `corpus`, `held_out` and `tokenizer` are the
+    files of a study that asks for text. Cells are run `jobs` at a time, each in its own process, or
+    on a Ray cluster; the numbers do not depend on it. Progress goes to stderr.
+    """
+    planned = plan_study(file, out=out, cells=cells, jobs=jobs)
+    return run_planned(
+        planned, engine=engine, corpus=corpus, held_out=held_out, tokenizer=tokenizer
+    )
+
+
+def run_planned(
+    planned: PlannedStudy,
+    *,
+    engine: Engine = "here",
+    corpus: Sequence[Path | str] = (),
+    held_out: Sequence[Path | str] = (),
+    tokenizer: Path | str | None = None,
+) -> StudyOutcome:
+    """Run a study that was planned; see `run_study`."""
+    one_of(Engine, engine, "engine")
+    plan = planned.plan
+    given: dict[str, Sequence[Path]] = {
+        CORPUS: [Path(path) for path in corpus],
+        HELD_OUT: [Path(path) for path in held_out],
+        TOKENIZER: [] if tokenizer is None else [Path(tokenizer)],
+    }
+    _start(plan, given)
+    failed = _run_cells(planned, engine)
+    if planned.picked:
+        return StudyOutcome(folder=plan.folder, report=None, failed=tuple(failed))
+    failed += _time_prefill(plan)
+    failed += _compare(plan)
+    report = make_report([plan.folder])
+    return StudyOutcome(folder=plan.folder, report=report, failed=tuple(failed))
+
+
+def _chosen(plan: Plan, numbers: Sequence[int] | None) -> Sequence[Cell]:
+    if numbers is None:
+        return plan.cells
+    for number in numbers:
+        if not 1 <= number <= len(plan.cells):
+            raise ValueError(f"cells are numbers from 1 to {len(plan.cells)}, got {number}")
+    return [plan.cells[number - 1] for number in numbers]
+
+
+def _with_expected_seconds(planned: PlannedStudy) -> PlannedStudy:
+    """Time a few steps of each model that is left to train, with the threads it will have."""
+    waiting = [one.cell for one in planned.cells if one.state.state != "done"]
+    jobs = planned.jobs_for(waiting)
+    whole = expected_of_all(waiting, threads=threads_of_each(jobs))
+    cells = []
+    for one in planned.cells:
+        seconds = whole.get(one.cell.number)
+        left = 1 - (one.state.step or 0) / (one.state.total_steps or 1)
+        expected = None if seconds is None else left * seconds
+        cells.append(replace(one, expected_seconds=expected))
+    return replace(planned, cells=tuple(cells), expected_jobs=jobs)
+
+
+def _start(plan: Plan, given: dict[str, Sequence[Path]]) -> None:
+    """Prepare the data, and reject before anything is trained what could not be trained."""
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    check_can_hold(plan.folder)
+    for part in plan.file.study.parts:
+        prepare_data(plan, part, given)
+    check_cells(plan, plan.cells)
+    plan.write()
+
+
+def _run_cells(planned: PlannedStudy, engine: Engine) -> list[str]:
+    """Run the cells that are not done; returns the names of those that failed."""
+    plan = planned.plan
+    waiting = [one.cell for one in planned.cells if not is_done(plan, one.cell)]
+    if engine == "ray":
+        from mixerloop.studies.on_ray import run_on_ray
+
+        run_on_ray(plan, waiting, say)
+        return [cell.name for cell in waiting if not is_done(plan, cell)]
+    independent = [cell for cell in waiting if not is_timed(cell)]
+    if (jobs := planned.jobs_for(independent)) == 1:
+        return run_in_turn(plan, waiting)
+    expected = {
+        one.cell.number: one.expected_seconds
+        for one in planned.cells
+        if one.expected_seconds is not None
+    }
+    with CellLines(len(plan.cells)) as lines:
+        failed = run_side_by_side(
+            plan,
+            independent,
+            jobs=jobs,
+            expected_seconds=expected,
+            environment={LOG_SECONDS_VARIABLE: str(SHOWN_SECONDS)},
+            heard=lines.heard,
+        )
+    return failed + run_in_turn(plan, [cell for cell in waiting if is_timed(cell)])
+
+
+def _time_prefill(plan: Plan) -> list[str]:
+    if (asked := plan.file.study.prefill) is None:
+        return []
+    try:
+        run_prefill(plan, asked, lambda text: say("prefill", text))
+    except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
+        say("prefill", f"failed: {one_line(error)}")
+        return ["prefill"]
+    return []
+
+
+def _compare(plan: Plan) -> list[str]:
+    failed = []
+    for part in plan.file.study.parts:
+        try:
+            compare_part(plan, part)
+        except (ValueError, OSError) as error:
+            say(part.name, f"not compared: {one_line(error)}")
+            failed.append(f"{part.name}, comparing")
+    return failed

@@ -1,0 +1,76 @@
+"""`init_run`: a run with fresh weights, the control for a trained run."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mixerloop import config
+from mixerloop.config import Form, InitRule, check_seed
+from mixerloop.data.tokenizer import Tokenizer
+from mixerloop.files import check_is_new
+from mixerloop.model.checkpoint import save_run
+from mixerloop.model.initialization import fresh_model
+from mixerloop.notation import notation
+from mixerloop.parsing import one_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreshRun:
+    """A run that was made without training."""
+
+    run: Path
+    parameters: int
+    schedule: str
+    seed: int
+    init: InitRule
+    form: Form
+    has_tokenizer: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """What `mixerloop init --json` prints."""
+        return {
+            "run": str(self.run),
+            "parameters": self.parameters,
+            "seed": self.seed,
+            "init": self.init,
+            "form": self.form,
+        }
+
+
+def init_run(
+    size: str,
+    out: Path | str,
+    *,
+    schedule: str | None = None,
+    init: InitRule = "shared",
+    tokenizer: Path | str | None = None,
+    seed: int = 1337,
+) -> FreshRun:
+    """Draw the weights of a preset or of a config file, and save them as a run."""
+    out = Path(out)
+    run_config = config.preset_or_file(size)
+    if schedule is not None:
+        run_config = replace(run_config, model=replace(run_config.model, schedule=schedule))
+    rule = one_of(InitRule, init, "init rule")
+    check_seed(seed)
+    pieces = None if tokenizer is None else Path(tokenizer)
+    if pieces is not None:
+        num_pieces, vocab_size = Tokenizer(pieces).vocab_size, run_config.model.vocab_size
+        if num_pieces > vocab_size:
+            raise ValueError(
+                f"{pieces}: {num_pieces:,} tokens do not fit the vocabulary of {vocab_size:,} of "
+                f"{size}"
+            )
+    check_is_new(out)
+    model = fresh_model(run_config.model, seed=seed, rule=rule)
+    facts = {"seed": seed, "init": rule, "forms": model.forms()}
+    save_run(out, model, run_config, tokenizer=pieces, facts=facts)
+    return FreshRun(
+        run=out,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        schedule=notation(run_config.model.occurrences()),
+        seed=seed,
+        init=rule,
+        form=model.form,
+        has_tokenizer=pieces is not None,
+    )
