@@ -53,8 +53,8 @@ _HOMES = {
     "prepare_hops": "data.corpora:prepare_hops",
     "prepare_stdlib": "data.corpora:prepare_stdlib",
     "prepare_text": "data.corpora:prepare_text",
-    "resume": "training.session:resume",
-    "train": "training.session:train",
+    "resume": "training.sessions:resume",
+    "train": "training.sessions:train",
 }
 """The module and the name of what is loaded on first use."""
 
