@@ -4,16 +4,23 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from mixerloop import config as configs
 from mixerloop import runs
 from mixerloop.files import json_text, read_json
-from mixerloop.notation import notation
 from mixerloop.parsing import one_line
-from mixerloop.study_folder import PLAN, REPORT
+from mixerloop.results import result_provenance
+from mixerloop.study_folder import (
+    PLAN,
+    REPORT,
+    PlannedCell,
+    PlannedPart,
+    StudyPlan,
+    TransportSettings,
+)
 
 if TYPE_CHECKING:
     from mixerloop.reports.study_results import StudyResults
@@ -27,6 +34,9 @@ examples:
   mixerloop report runs/quick runs/text-small --out all.html
   mixerloop report runs/mixer_loop runs/full_loop --out both.html
 """
+
+RUNS = "runs"
+"""The part that runs outside a study are shown as."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +92,7 @@ def _written(results: "StudyResults", page: Path) -> list[str]:
 
 def _of_runs(paths: tuple[Path, ...], page: Path) -> list[str]:
     """Runs as if they were a study of one part; runs that differ in the seed only are one model."""
-    from mixerloop.evaluation.comparison import compare, to_json
-    from mixerloop.evaluation.kept_results import read_results
+    from mixerloop.evaluation.comparison import compare_runs
     from mixerloop.reports.study_results import gather
 
     for path in paths:
@@ -96,45 +105,58 @@ def _of_runs(paths: tuple[Path, ...], page: Path) -> list[str]:
     groups = [[path] for path in paths]
     if len(paths) > 1:
         try:
-            kept = [read_results(path) for path in paths]
-            comparison = to_json(compare(kept), kept)
-            groups = [[Path(run) for run in arm["runs"]] for arm in comparison["arms"]]
+            comparison = compare_runs(paths)
+            groups = [[Path(run) for run in arm.runs] for arm in comparison.arms]
         except ValueError as error:
             about = f"The runs were not compared: {one_line(error)}."
             print(about, file=sys.stderr)
-    plan = _plan_of(groups) | {"about": about}
-    return _written(gather(plan, Path(), {"runs": comparison}), page)
+    plan = _plan_of(groups, about)
+    return _written(gather(plan, Path(), {RUNS: comparison}), page)
 
 
-def _plan_of(groups: list[list[Path]]) -> dict[str, Any]:
-    from mixerloop.model.accounting import account_model, training_flops_per_token
+def _plan_of(groups: list[list[Path]], about: str) -> StudyPlan:
+    """Runs as the plan of a study would list them."""
+    from mixerloop.model.accounting import training_flops_per_token
     from mixerloop.model.initialization import meta_model
+    from mixerloop.studies.plan import planned_arm
 
     arms, cells = [], []
     for group in groups:
         name = group[0].name
         config = configs.load(group[0] / runs.CONFIG).model
         model = meta_model(config, form="torch")
-        arms.append(
-            {
-                "name": name,
-                "schedule": notation(config.occurrences()),
-                "num_layers": config.num_layers,
-                "d_model": config.d_model,
-                "parameters": sum(parameter.numel() for parameter in model.parameters()),
-                "flops_per_token": training_flops_per_token(model),
-                "macs": account_model(config).projection_macs(),
-            }
-        )
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        flops = training_flops_per_token(model)
+        arms.append(planned_arm(name, config, parameters=parameters, flops_per_token=flops))
         for path in group:
             seed = read_json(path / runs.PROVENANCE).get("seed")
-            cells.append({"name": str(path), "part": "runs", "arm": name, "seed": seed})
-    part = {
-        "name": "runs",
-        "match": "as they are",
-        "seeds": sorted({str(cell["seed"]) for cell in cells}),
-        "data": "their own data",
-        "arms": arms,
-    }
-    title = " and ".join(arm["name"] for arm in arms)
-    return {"title": title, "parts": [part], "cells": cells}
+            cells.append(
+                PlannedCell(
+                    number=len(cells) + 1,
+                    name=str(path),
+                    part=RUNS,
+                    arm=name,
+                    seed=seed,
+                    measure=(),
+                )
+            )
+    part = PlannedPart(
+        name=RUNS,
+        match="as they are",
+        measure=(),
+        seeds=tuple(sorted({cell.seed for cell in cells}, key=str)),
+        data="their own data",
+        compute_dtype="auto",
+        transport=TransportSettings(),
+        arms=tuple(arms),
+    )
+    title = " and ".join(arm.name for arm in arms)
+    return StudyPlan(
+        name=RUNS,
+        title=title,
+        about=about,
+        parts=(part,),
+        cells=tuple(cells),
+        prefill=None,
+        provenance=result_provenance(),
+    )

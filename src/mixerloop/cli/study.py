@@ -242,11 +242,11 @@ class Study:
 def _precision(plan: "Plan") -> dict[str, dict[str, str]]:
     """In which type each part is trained, and each of its figures is measured."""
     return {
-        part["name"]: {
-            "training": part["compute_dtype"],
-            **{measure: part["measure_in"][measure] for measure in part["measure"]},
+        part.name: {
+            "training": part.compute_dtype,
+            **{measure: part.measured_in(measure) for measure in part.measure},
         }
-        for part in plan.to_json()["parts"]
+        for part in plan.summary().parts
     }
 
 
@@ -291,13 +291,13 @@ def _status(paths: list[Path], *, as_json: bool) -> None:
         plan = read_plan(path)
         states = [
             {
-                "cell": cell["number"],
-                "name": cell["name"],
-                **asdict(state_of(path, cell["name"], cell["measure"])),
+                "cell": cell.number,
+                "name": cell.name,
+                **asdict(state_of(path, cell.name, cell.measure)),
             }
-            for cell in plan["cells"]
+            for cell in plan.cells
         ]
-        found.append({"study": str(path), "title": plan["title"], "cells": states})
+        found.append({"study": str(path), "title": plan.title, "cells": states})
     if as_json:
         print(json_text(found), end="")
         return

@@ -1,9 +1,8 @@
 """How often a model answers right, by the number of hops the question takes."""
 
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,10 +12,10 @@ from torch import Tensor
 from mixerloop.config import check_fits
 from mixerloop.data.batches import fingerprint, hops_settings
 from mixerloop.data.hops import Hops
-from mixerloop.evaluation.kept_results import write_hops
-from mixerloop.intervals import Estimate, bootstrap_ratio
+from mixerloop.evaluation.hops_result import HopsAccuracy, HopsResult, hops_details
+from mixerloop.intervals import bootstrap_ratio
 from mixerloop.ops.precision import compute_in
-from mixerloop.subject import Heading, Subject
+from mixerloop.subject import Subject
 
 BATCH = 256
 CPU = torch.device("cpu")
@@ -32,37 +31,6 @@ class LogitsAt(Protocol):
     def __call__(self, tokens: Tensor, *, positions: Tensor) -> Tensor:
         """Logits [batch, positions, vocab] after each of these positions."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class HopsAccuracy:
-    """The share of right answers to questions of some number of hops."""
-
-    hops: int
-    questions: int
-    accuracy: Estimate
-    guess: float
-    """What is right without following anything; see `guesses`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HopsResult:
-    """The accuracy of one subject for each number of hops."""
-
-    heading: Heading
-    accuracy_by_hop: tuple[HopsAccuracy, ...]
-    provenance: dict[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        """The content of hops.json."""
-        return {
-            **asdict(self.heading),
-            "accuracy_by_hop": [
-                asdict(part) | {"accuracy": part.accuracy._asdict()}
-                for part in self.accuracy_by_hop
-            ],
-            "provenance": self.provenance,
-        }
 
 
 def evaluate_hops(
@@ -84,12 +52,11 @@ def evaluate_hops(
     with compute_in(subject.compute_dtype, subject.device.type):
         counts = hops_counts(logits_at, hops, num_sequences=sequences, device=subject.device)
     result = HopsResult(
-        heading=subject.heading(),
+        **subject.heading(),
         accuracy_by_hop=tuple(summarise(counts)),
         provenance=subject.provenance(data=fingerprint(folder)),
     )
-    if subject.results is not None:
-        write_hops(subject.results, result.to_json(), counts.right, counts.questions)
+    subject.save(result, details=hops_details(counts.right, counts.questions))
     return result
 
 
@@ -115,7 +82,9 @@ def summarise(counts: HopsCounts) -> list[HopsAccuracy]:
         HopsAccuracy(
             hops=index + 1,
             questions=int(counts.questions[:, index].sum()),
-            accuracy=bootstrap_ratio(counts.right[:, index], counts.questions[:, index]),
+            accuracy=bootstrap_ratio(
+                counts.right[:, index], counts.questions[:, index], over="sequences"
+            ),
             guess=float(counts.guess[index]),
         )
         for index in range(counts.questions.shape[1])
