@@ -34,6 +34,17 @@ def read_result(folder: Path, measure: Measure) -> Result:
     return read_typed(measure.result_type(), folder / measure.file, again=again)
 
 
+def has_result(folder: Path, measure: Measure) -> bool:
+    """Whether a folder has a result of a measure that this version can read."""
+    path = folder / measure.file
+    if not path.is_file():
+        return False
+    try:
+        return not is_older(read_json(path))
+    except ValueError:
+        return False
+
+
 def read_typed(cls: type[T], path: Path, *, again: str) -> T:
     """A JSON file as a dataclass; `again` ends the error for a file that is not as we write it."""
     data = read_json(path)

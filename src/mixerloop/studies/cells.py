@@ -17,6 +17,7 @@ from mixerloop.files import is_locked, json_text, locked, read_json, remove_left
 from mixerloop.measures import MEASURES
 from mixerloop.parsing import one_line
 from mixerloop.provenance import now
+from mixerloop.result_files import has_result
 from mixerloop.results import encode
 from mixerloop.studies.measuring import measure_run
 from mixerloop.studies.plan import Cell, Plan
@@ -224,7 +225,7 @@ def _end_if_stopped(trained: Trained) -> None:
 
 def _missing(run: Path, measure: Sequence[str]) -> list[str]:
     results = run / runs.RESULTS
-    return [name for name in measure if not (results / MEASURES[name].file).is_file()]
+    return [name for name in measure if not has_result(results, MEASURES[name])]
 
 
 def run_prefill(plan: Plan, asked: PrefillSettings, command: Command, say: Say) -> None:
