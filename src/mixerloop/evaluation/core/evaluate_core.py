@@ -18,7 +18,6 @@ from mixerloop.measures import MEASURES
 from mixerloop.notation import notation
 from mixerloop.paper import CORE_CONTEXT
 from mixerloop.progress_line import duration
-from mixerloop.results import encode
 from mixerloop.subject import Subject
 
 
@@ -92,7 +91,7 @@ def evaluate_core(
             limit=limit,
             plain=plain,
         )
-        kept.open(encode(settings), opened.tasks, replace=replace)
+        kept.open(settings, opened.tasks, replace=replace)
         evaluation = _Evaluation(kept, asking, tokenizer.encode_all, context, progress)
         evaluation.answer(scorer_of(subject, share_prefixes=not plain))
         works = {task.label: kept.work(task.label) for task in opened.tasks}
