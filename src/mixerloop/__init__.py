@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mixerloop.evaluation.core.evaluate_core import evaluate_core
     from mixerloop.evaluation.held_out_nll import evaluate_nll
     from mixerloop.evaluation.hops_accuracy import evaluate_hops
+    from mixerloop.evaluation.task_accuracy import evaluate_task
     from mixerloop.interop.loading import open_subject
     from mixerloop.model.generation import Sampling
     from mixerloop.studies.reporting import make_report
@@ -34,6 +35,7 @@ __all__ = [
     "evaluate_core",
     "evaluate_hops",
     "evaluate_nll",
+    "evaluate_task",
     "generate",
     "load_config",
     "make_report",
@@ -58,6 +60,7 @@ _HOMES = {
     "evaluate_core": "evaluation.core.evaluate_core:evaluate_core",
     "evaluate_hops": "evaluation.hops_accuracy:evaluate_hops",
     "evaluate_nll": "evaluation.held_out_nll:evaluate_nll",
+    "evaluate_task": "evaluation.task_accuracy:evaluate_task",
     "generate": "text_generation:generate",
     "load_config": "config:load",
     "make_report": "studies.reporting:make_report",

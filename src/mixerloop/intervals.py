@@ -1,29 +1,23 @@
 """Intervals by resampling the units that are independent of one another."""
 
-from typing import NamedTuple
-
 import numpy as np
 from jaxtyping import Float
+
+from mixerloop.results import Estimate, Over
 
 RESAMPLES = 2000
 LEVEL = 0.95
 
 
-class Estimate(NamedTuple):
-    """A figure and the interval that holds the true one in 95 % of repetitions."""
-
-    value: float
-    lower: float
-    upper: float
-
-
-def bootstrap_ratio(numerators: np.ndarray, denominators: np.ndarray, *, seed: int = 0) -> Estimate:
+def bootstrap_ratio(
+    numerators: np.ndarray, denominators: np.ndarray, *, over: Over, seed: int = 0
+) -> Estimate:
     """Sum over sum, both resampled by unit: `numerators[i]` and `denominators[i]` stay together.
 
     Answers within a sequence, or tokens within a document, are not independent; units are.
     """
     ratios = resampled_ratios(numerators[:, None], denominators[:, None], seed=seed)
-    return estimate(float(numerators.sum() / denominators.sum()), ratios[:, 0])
+    return estimate(float(numerators.sum() / denominators.sum()), ratios[:, 0], over=over)
 
 
 def resampled_ratios(
@@ -34,7 +28,7 @@ def resampled_ratios(
 ) -> Float[np.ndarray, "resamples columns"]:
     """Sum over sum of each column in every resample of the units, the same units for all columns.
 
-    What a resample has no units of is not a number.
+    A column without units in a resample is not a number there.
     """
     if numerators.shape != denominators.shape or numerators.ndim != 2:
         raise ValueError("an interval needs a numerator and a denominator for each unit")
@@ -50,7 +44,7 @@ def resampled_ratios(
     return np.divide(sums[:, 0], sums[:, 1], out=ratios, where=sums[:, 1] > 0)
 
 
-def estimate(value: float, replicates: Float[np.ndarray, " resamples"]) -> Estimate:
+def estimate(value: float, replicates: Float[np.ndarray, " resamples"], *, over: Over) -> Estimate:
     """A figure with the interval of its resampled values."""
     lower, upper = np.nanquantile(replicates, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Estimate(value, float(lower), float(upper))
+    return Estimate(value=value, lower=float(lower), upper=float(upper), over=over)

@@ -38,9 +38,7 @@ def from_dict(cls: type[T], data: dict[str, Any], where: str = "") -> T:
 def _typed(value: Any, hint: Any, name: str) -> Any:
     """TOML and JSON have tables, lists and scalars; a dataclass also has tuples."""
     if get_origin(hint) in (Union, types.UnionType):
-        if value is None and type(None) in get_args(hint):
-            return None
-        (hint,) = [option for option in get_args(hint) if option is not type(None)]
+        return _typed_union(value, get_args(hint), name)
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
             raise ValueError(f"{name} must be a table, got {value!r}")
@@ -49,16 +47,56 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
             return from_table(value)
         return from_dict(hint, value, f"{name}.")  # pyright: ignore[reportArgumentType]
     if get_origin(hint) is tuple:
-        if not isinstance(value, list):
-            raise ValueError(f"{name} must be a list, got {value!r}")
-        item = get_args(hint)[0]
-        return tuple(_typed(one, item, f"{name}[{index}]") for index, one in enumerate(value))
+        return _typed_tuple(value, get_args(hint), name)
+    if get_origin(hint) is dict:
+        return _typed_mapping(value, get_args(hint), name)
     try:
         if isinstance(value, bool) and hint is not bool:
             raise TypeCheckError(f"bool is not an instance of {hint}")
         return check_type(value, hint)
     except TypeCheckError as error:
         raise ValueError(f"{name} = {value!r}: {one_line(error)}") from None
+
+
+def _typed_union(value: Any, options: tuple[Any, ...], name: str) -> Any:
+    """The first option that fits; with a single option beside None, the error is that option's."""
+    if value is None and type(None) in options:
+        return None
+    options = tuple(option for option in options if option is not type(None))
+    if len(options) == 1:
+        return _typed(value, options[0], name)
+    for option in options:
+        try:
+            return _typed(value, option, name)
+        except ValueError:
+            continue
+    allowed = " or ".join(getattr(option, "__name__", str(option)) for option in options)
+    raise ValueError(f"{name} must be {allowed}, got {value!r}")
+
+
+def _typed_tuple(value: Any, items: tuple[Any, ...], name: str) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f"{name} must be a list, got {value!r}")
+    if items[-1] is Ellipsis:
+        items = items[:1] * len(value)
+    elif len(value) != len(items):
+        raise ValueError(f"{name} must have {len(items)} items, got {len(value)}")
+    return tuple(
+        _typed(item, hint, f"{name}[{index}]")
+        for index, (item, hint) in enumerate(zip(value, items, strict=True))
+    )
+
+
+def _typed_mapping(value: Any, hints: tuple[Any, Any], name: str) -> dict[Any, Any]:
+    """Keys are text in TOML and JSON; a mapping by integer reads them as decimal numbers."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be a table, got {value!r}")
+    key_type, item_type = hints
+    if key_type is int and not all(isinstance(key, str) and key.isdecimal() for key in value):
+        raise ValueError(f"{name}: the keys must be numbers, got {', '.join(map(str, value))}")
+    if item_type is Any:
+        return dict(value)
+    return {key_type(key): _typed(item, item_type, f"{name}.{key}") for key, item in value.items()}
 
 
 def suggest(name: object, known: Iterable[str]) -> str:

@@ -9,20 +9,11 @@ import torch
 from mixerloop import runs
 from mixerloop.config import ComputeDtype, RunConfig, check_fits
 from mixerloop.data.tokenizer import Tokenizer
-from mixerloop.files import json_text, write_file
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.notation import notation
-from mixerloop.provenance import collect_provenance
+from mixerloop.result_files import write_result
+from mixerloop.results import Heading, Provenance, Result, result_provenance
 from mixerloop.schedule import Schedule
-
-
-@dataclass(frozen=True, kw_only=True)
-class Heading:
-    """Which model a result is of."""
-
-    checkpoint: str
-    schedule: str
-    trained_schedule: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,39 +56,40 @@ class Subject:
             raise ValueError("this run was not trained; name its data folder: data")
         return Path(self.config.data.path)
 
-    def facts(self) -> dict[str, Any]:
-        """Everything about the subject that a figure depends on."""
-        return {
-            "checkpoint": self.fingerprint,
-            "schedule": notation(self.schedule),
-            "compute_dtype": self.compute_dtype,
-            "forms": self.model.forms(),
-            "device": self.device.type,
-        }
+    def forms(self) -> dict[str, str]:
+        """The form of each operator that runs."""
+        return forms_of(self.model)
 
     def heading(self) -> Heading:
-        """The first lines of a result."""
+        """The first fields of a result."""
         return Heading(
             checkpoint=str(self.folder),
             schedule=notation(self.schedule),
             trained_schedule=notation(self.model.schedule),
         )
 
-    def provenance(self, **more: Any) -> dict[str, Any]:
-        """The provenance of a result of this subject."""
-        facts = self.facts()
+    def provenance(self, **facts: Any) -> Provenance:
+        """The provenance of a result of this subject; `facts` are further fields of it."""
         train = self.config.train
-        return collect_provenance(
-            checkpoint_sha256=facts["checkpoint"],
-            forms=facts["forms"],
-            compute_dtype=facts["compute_dtype"],
-            device=facts["device"],
+        return result_provenance(
+            checkpoint_sha256=self.fingerprint,
+            forms=self.forms(),
+            compute_dtype=self.compute_dtype,
+            device=self.device.type,
             seed=None if train is None else train.seed,
-            **more,
+            **facts,
         )
 
-    def keep(self, name: str, result: dict[str, Any]) -> None:
-        """Write a result to the results folder, if the subject has a results folder."""
-        if self.results is not None:
-            self.results.mkdir(parents=True, exist_ok=True)
-            write_file(self.results / name, json_text(result))
+    def save(self, result: Result, *, details: str | None = None) -> Path | None:
+        """Write a result, and the details of its measure, to the results folder, if there is one.
+
+        Returns the result file; None for a subject that keeps no results.
+        """
+        if self.results is None:
+            return None
+        return write_result(self.results, result, details=details)
+
+
+def forms_of(model: LoopedLM) -> dict[str, str]:
+    """The form of each operator of a model, for the provenance."""
+    return {operator: str(form) for operator, form in model.forms().items()}

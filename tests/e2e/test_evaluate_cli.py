@@ -77,12 +77,13 @@ def test_core_gives_programs_every_figure(run):
     for task in result["tasks"].values():
         keys = {"accuracy", "centered_v1", "centered_v2", "examples", "cropped_share"}
         assert keys <= task.keys()
-        low, high = task["accuracy_interval"]
-        assert low <= task["accuracy"] <= high
+        right = task["accuracy"]
+        assert right["lower"] <= right["value"] <= right["upper"]
+        assert right["over"] == "examples"
     colours = result["tasks"]["colours"]
-    assert colours["centered_v1"] == pytest.approx((colours["accuracy"] - 0.25) / 0.75)
+    assert colours["centered_v1"] == pytest.approx((colours["accuracy"]["value"] - 0.25) / 0.75)
     mean = sum(task["centered_v1"] for task in result["tasks"].values()) / 3
-    assert result["core_v1"] == pytest.approx(mean)
+    assert result["core_v1"]["value"] == pytest.approx(mean)
     assert result["decisions_differing"] == 0
     assert result["tokens_processed"] < result["tokens_plain"]
     assert result["comparable"] is False
@@ -347,11 +348,13 @@ def test_compare_pairs_runs_by_example_and_groups_them_by_seed(place):
     (pair,) = found["pairs"]
     assert pair["seeds"].startswith("2 and 1 seeds")
     for measure in ("core_v1", "core_v2", "nll"):
-        zero_inside = pair[measure]["lower"] <= 0 <= pair[measure]["upper"]
-        assert pair[measure]["verdict"] == ("not resolved" if zero_inside else "resolved")
-        assert pair[measure]["lower"] <= pair[measure]["difference"] <= pair[measure]["upper"]
-    mixer, full = (arm["core_v1"] for arm in found["arms"])
-    assert pair["core_v1"]["difference"] == pytest.approx(mixer - full)
+        difference = pair["measures"][measure]
+        zero_inside = difference["lower"] <= 0 <= difference["upper"]
+        assert difference["verdict"] == ("not resolved" if zero_inside else "resolved")
+        assert difference["lower"] <= difference["value"] <= difference["upper"]
+        assert difference["over"] == "seeds and examples"
+    mixer, full = (arm["scores"]["core_v1"] for arm in found["arms"])
+    assert pair["measures"]["core_v1"]["value"] == pytest.approx(mixer - full)
     parts = sum(task["contribution"] for task in pair["tasks"].values())
     assert parts == pytest.approx(mixer - full)
     seeds = mixerloop("evaluate", "compare", "mixer-1", "mixer-2", cwd=place).stdout

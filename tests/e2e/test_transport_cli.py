@@ -36,7 +36,7 @@ def test_a_run_is_measured_and_kept(place):
     assert result["compute_dtype"] == "float32"
     assert result["pairs_total"] == 2 * 2
     assert len(result["layers"]) == 2
-    assert result["marginal_itr"][0] == 1
+    assert result["marginal_itr"][0]["value"] == 1
     assert result["provenance"]["checkpoint_sha256"]
     assert json.loads((place / "run/results/transport.json").read_text()) == result
     other = mixerloop("transport", "run", "--second-draw", "--json", cwd=place, code=0).stdout
@@ -73,12 +73,13 @@ def test_every_figure_is_a_table_and_two_pictures(place):
     with (figures / "transport-passes.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     shown = [row for row in rows if row["model"] == "trained" and row["figure"] == "target_gain"]
-    assert [float(row["value"]) for row in shown] == result["target_gain"]
-    ends = [[float(row["low"]), float(row["high"])] for row in shown]
-    assert ends == result["target_gain_interval"]
+    gains = result["target_gain"]
+    assert [float(row["value"]) for row in shown] == [gain["value"] for gain in gains]
+    ends = [(float(row["low"]), float(row["high"])) for row in shown]
+    assert ends == [(gain["lower"], gain["upper"]) for gain in gains]
     with (figures / "transport-novelty-control.csv").open(newline="") as file:
         cells = {(row["layer"], row["pass"]): row["value"] for row in csv.DictReader(file)}
-    assert float(cells["1", "3"]) == result["control"]["layers"][1]["marginal_itr"][2]
+    assert float(cells["1", "3"]) == result["control"]["layers"][1]["marginal_itr"][2]["value"]
 
 
 def test_fresh_weights_need_no_run_and_no_data(tmp_path):
@@ -89,7 +90,8 @@ def test_fresh_weights_need_no_run_and_no_data(tmp_path):
         for more in ((), (), ("--compute-dtype", "bfloat16"))
     ]
     assert found[0]["itr"] == found[1]["itr"]
-    assert found[0]["marginal_itr"][1] < 0.05 < found[2]["marginal_itr"][1]
+    new = [one["marginal_itr"][1]["value"] for one in found]
+    assert new[0] < 0.05 < new[2]
     assert found[2]["noise_floor"]["wider_type"] == "float32"
     assert found[2]["noise_floor"]["marginal_itr"][1] > 0.05
     assert list(tmp_path.iterdir()) == []

@@ -60,6 +60,11 @@ def by_definition(model, windows, layer, num_intact):
     return logits.double().log_softmax(-1)
 
 
+def values(estimates):
+    """Of one estimate, or of one for each pass."""
+    return [one.value for one in (estimates if isinstance(estimates, tuple) else [estimates])]
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_shared_and_plain_agree_in_every_number(tiny, schedule):
     model = model_of(tiny, schedule)
@@ -69,7 +74,8 @@ def test_shared_and_plain_agree_in_every_number(tiny, schedule):
         np.testing.assert_allclose(getattr(shared, name), getattr(plain, name), atol=TOLERANCE)
     first, second = summarise(shared), summarise(plain)
     for name in ("itr", "itr_by_depth", "marginal_itr", "later_share"):
-        np.testing.assert_allclose(first[name], second[name], atol=TOLERANCE)
+        one, other = (values(getattr(summary, name)) for summary in (first, second))
+        np.testing.assert_allclose(one, other, atol=TOLERANCE)
     assert (shared.layers, shared.num_passes) == (plain.layers, plain.num_passes)
 
 
@@ -181,16 +187,17 @@ def test_figures_have_intervals_over_windows_and_pairs_are_counted(tiny):
     model = model_of(tiny, "A4 F A F A2 F")
     found = measure(model, windows_of(tiny.vocab_size, num=12))
     result = summarise(found)
-    assert result["pairs_total"] == 3 + 0 + 1
-    assert [len(layer["marginal_itr"]) for layer in result["layers"]] == [4, 1, 2]
-    assert result["itr"] == pytest.approx(float(itr(found.gram.mean(axis=(0, 1)))))
+    assert result.pairs_total == 3 + 0 + 1
+    assert [len(layer.marginal_itr) for layer in result.layers] == [4, 1, 2]
+    assert result.itr.value == pytest.approx(float(itr(found.gram.mean(axis=(0, 1)))))
     layer = found.gram[0].mean(axis=0)
-    np.testing.assert_allclose(result["layers"][0]["marginal_itr"], marginal_itr(layer))
-    for name in ("itr", "later_share", "later_gain"):
-        low, high = result[f"{name}_interval"]
-        assert low < result[name] < high
-    novel = sum(x > 0.5 for layer in result["layers"] for x in layer["marginal_itr"][1:])
-    assert result["pairs_novel"] == novel
+    np.testing.assert_allclose(values(result.layers[0].marginal_itr), marginal_itr(layer))
+    for one in (result.itr.estimate, result.later_share.estimate, result.later_gain):
+        assert one is not None
+        assert one.lower < one.value < one.upper
+        assert one.over == "windows"
+    novel = sum(x > 0.5 for layer in result.layers for x in values(layer.marginal_itr)[1:])
+    assert result.pairs_novel == novel
     with pytest.raises(ValueError, match="1 windows have no interval"):
         summarise(measure(model, windows_of(tiny.vocab_size, num=1)))
 
@@ -204,10 +211,9 @@ def test_the_random_controls_novelty_is_rounding(tiny):
         summarise(measure(model, windows, compute_dtype=dtype)) for dtype in ("bfloat16", "float32")
     )
     floor = noise_floor(model, windows, compute_dtype="bfloat16")
-    assert narrow["marginal_itr"][1] > 0.1 > wide["marginal_itr"][1]
-    assert floor.marginal_itr[1] == pytest.approx(
-        narrow["marginal_itr"][1] - wide["marginal_itr"][1], rel=0.5
-    )
+    narrow, wide = (values(summary.marginal_itr)[1] for summary in (narrow, wide))
+    assert narrow > 0.1 > wide
+    assert floor.marginal_itr[1] == pytest.approx(narrow - wide, rel=0.5)
     assert noise_floor(model, windows).marginal_itr[1] < 1e-4
 
 
@@ -249,21 +255,22 @@ def test_removals_are_told_with_intervals_and_ranked_against_novelty(tiny):
     windows = windows_of(tiny.vocab_size, num=10)
     found, costs = measure(model, windows), removal_costs(model, windows)
     result = summarise_removals(found, costs)
-    places = [(one["layer"], one["pass"]) for one in result["skip"]]
+    places = [(one.layer, one.pass_number) for one in result.skip]
     assert places[:4] == [(0, 1), (1, 1), (2, 1), (0, 2)]
-    for one in result["skip"] + result["ffn_off"]:
-        low, high = one["delta_nll_interval"]
-        assert low < one["delta_nll"] < high
-    novelty = [x for layer in summarise(found)["layers"] for x in layer["marginal_itr"][1:]]
-    skips = sorted(result["skip"], key=lambda one: (one["layer"], one["pass"]))
-    cost = [one["delta_nll"] for one in skips if one["pass"] > 1]
+    for one in result.skip + result.ffn_off:
+        assert one.delta_nll.lower < one.delta_nll.value < one.delta_nll.upper
+    novelty = [x for layer in summarise(found).layers for x in values(layer.marginal_itr)[1:]]
+    skips = sorted(result.skip, key=lambda one: (one.layer, one.pass_number))
+    cost = [one.delta_nll.value for one in skips if one.pass_number > 1]
     expected = np.corrcoef(np.argsort(np.argsort(novelty)), np.argsort(np.argsort(cost)))[0, 1]
-    assert result["spearman_marginal_itr_and_skip"] == pytest.approx(expected)
-    low, high = result["spearman_marginal_itr_and_skip_interval"]
-    assert -1 <= low < high <= 1
+    correlation = result.spearman_marginal_itr_and_skip.estimate
+    assert correlation is not None
+    assert correlation.value == pytest.approx(expected)
+    assert -1 <= correlation.lower < correlation.upper <= 1
     one_pass = model_of(tiny, "no_loop")
     none = summarise_removals(measure(one_pass, windows), removal_costs(one_pass, windows))
-    assert none["spearman_marginal_itr_and_skip"] is None
+    assert none.spearman_marginal_itr_and_skip.value is None
+    assert none.spearman_marginal_itr_and_skip.estimate is None
 
 
 def test_ranks_share_ties():

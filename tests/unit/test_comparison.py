@@ -1,26 +1,26 @@
 """Which runs are one architecture, what a difference is made of, and what is said about it."""
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mixerloop.config import RunConfig, TrainConfig
-from mixerloop.evaluation.comparison import (
-    _arms,
-    _task_parts,
-    _warnings,
-    compare,
-    equal_documents,
-    to_json,
-)
-from mixerloop.evaluation.kept_results import KeptCore, KeptHops, KeptNLL, KeptResults
+from mixerloop.evaluation.comparison import compare, group_by_architecture, task_warnings
+from mixerloop.evaluation.core.core_units import CoreUnits
+from mixerloop.evaluation.core.metric import VERSIONS, Version
+from mixerloop.evaluation.measured_run import MeasuredRun
+from mixerloop.evaluation.nll_result import document_units, equal_documents
+from mixerloop.evaluation.task_result import sequence_units
+from mixerloop.results import encode
 from small_model import small_config
 
 MODEL = small_config(num_layers=2, d_model=16, num_heads=2, d_head=8, d_ffn=24, vocab_size=50)
 ASKED = {"bundle": "b", "context": 1024, "limit": None, "compute_dtype": "float32"}
-BASELINES = {"v1": {"boolq": 0.62, "copa": 0.5}, "v2": {"boolq": 0.62, "copa": 0.5}}
+BASELINES: dict[Version, dict[str, float]] = {
+    version: {"boolq": 0.62, "copa": 0.5} for version in VERSIONS
+}
 MAJORITY = {"boolq": 0.62, "copa": 0.55}
 
 
@@ -28,44 +28,41 @@ def answers(share, num=100):
     return np.arange(num) < round(share * num)
 
 
-def kept_core(boolq=0.5, copa=0.6, **changes):
-    core = KeptCore(
-        asked=dict(ASKED),
+def core_units(boolq=0.5, copa=0.6, **changes):
+    core = CoreUnits(
+        settings=dict(ASKED),
         right={"boolq": answers(boolq), "copa": answers(copa)},
         baselines=BASELINES,
         majority=MAJORITY,
         is_whole=True,
-        not_comparable_because=[],
+        not_comparable_because=(),
     )
-    return dataclasses.replace(core, **changes)
+    return replace(core, **changes)
 
 
-def kept_nll(nats=(3.0, 6.0, 4.0), **asked):
-    return KeptNLL(
-        {"data": "d", "context": 32, "compute_dtype": "float32", **asked},
-        np.array(nats),
-        np.array([1, 2, 2]),
-    )
+def nll_units(nats=(3.0, 6.0, 4.0), **asked):
+    settings = {"data": "d", "context": 32, "compute_dtype": "float32", **asked}
+    return document_units(np.array(nats), np.array([1, 2, 2]), **settings)
 
 
-def run(name, schedule="2x(A2 F)", seed=1, core=None, nll=None, **changes):
+def run(name, schedule="2x(A2 F)", seed=1, core=None, nll=None, hops=None, **changes):
     train = TrainConfig(steps=4, warmup_steps=1, seed=seed)
-    kept = KeptResults(
+    units = {"core": core, "nll": nll, "hops": hops}
+    measured = MeasuredRun(
         path=Path("runs") / name,
         checkpoint=name,
         schedule=schedule,
         seed=seed,
-        config=RunConfig(model=dataclasses.replace(MODEL, schedule=schedule), train=train),
+        config=RunConfig(model=replace(MODEL, schedule=schedule), train=train),
         trained_on="data",
         step="step-4",
-        core=core,
-        nll=nll,
+        units={name: found for name, found in units.items() if found is not None},
     )
-    return dataclasses.replace(kept, **changes)
+    return replace(measured, **changes)
 
 
 def names(results):
-    return [(arm.name, arm.runs, arm.seeds) for arm in _arms(results)]
+    return [(arm.name, arm.runs, arm.seeds) for arm in group_by_architecture(results)]
 
 
 def test_runs_that_differ_in_the_seed_are_one_architecture_in_the_order_of_seeds():
@@ -76,7 +73,7 @@ def test_runs_that_differ_in_the_seed_are_one_architecture_in_the_order_of_seeds
 def test_runs_of_one_architecture_alone_are_compared_with_each_other():
     assert names([run("a", seed=1), run("b", seed=2)]) == [("a", (0,), (1,)), ("b", (1,), (2,))]
     twins = [run("x/run", seed=1), run("y/run", seed=2)]
-    assert [arm.name for arm in _arms(twins)] == ["runs/x/run", "runs/y/run"]
+    assert [arm.name for arm in group_by_architecture(twins)] == ["runs/x/run", "runs/y/run"]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +88,7 @@ def test_runs_of_one_architecture_alone_are_compared_with_each_other():
 )
 def test_other_data_steps_schedules_or_no_other_seed_are_no_seeds_of_one(other):
     full = run("f", "2x(A F)", seed=1)
-    found = _arms([run("a", seed=1), run("b", **({"seed": 2} | other)), full])
+    found = group_by_architecture([run("a", seed=1), run("b", **({"seed": 2} | other)), full])
     assert [len(arm.runs) for arm in found] == [1, 1, 1]
 
 
@@ -99,15 +96,15 @@ def test_how_a_run_was_computed_makes_no_other_architecture():
     one, other = run("a", seed=1), run("b", seed=2)
     assert other.config is not None
     assert other.config.train is not None
-    train = dataclasses.replace(other.config.train, micro_batch=2, device="cpu")
-    other = dataclasses.replace(other, config=dataclasses.replace(other.config, train=train))
-    assert len(_arms([one, other, run("f", "2x(A F)")])) == 2
+    train = replace(other.config.train, micro_batch=2, device="cpu")
+    other = replace(other, config=replace(other.config, train=train))
+    assert len(group_by_architecture([one, other, run("f", "2x(A F)")])) == 2
 
 
 def test_seeds_that_were_given_a_time_end_at_steps_of_their_own():
     def timed(name, seed, step):
         train = TrainConfig(seconds=60, seed=seed)
-        config = RunConfig(model=dataclasses.replace(MODEL, schedule="2x(A2 F)"), train=train)
+        config = RunConfig(model=replace(MODEL, schedule="2x(A2 F)"), train=train)
         return run(name, seed=seed, config=config, step=step)
 
     found = names([timed("a", 1, "step-9"), timed("b", 2, "step-11"), run("f", "2x(A F)")])
@@ -116,66 +113,64 @@ def test_seeds_that_were_given_a_time_end_at_steps_of_their_own():
 
 def test_parts_of_tasks_add_up_and_one_that_carries_the_difference_is_named():
     """The paper's case: BoolQ makes it, and every model is below the majority class."""
-    cores = [kept_core(boolq=0.60, copa=0.60), kept_core(boolq=0.53, copa=0.59)]
-    first, second = _arms([run("a"), run("f", "2x(A F)")])
-    parts = _task_parts(first, second, cores)
+    cores = [core_units(boolq=0.60, copa=0.60), core_units(boolq=0.53, copa=0.59)]
+    parts = CoreUnits.task_parts(cores, [0], [1])
     total = sum(part.contribution for part in parts.values())
     assert total == pytest.approx((0.07 / 0.38 + 0.01 / 0.5) / 2)
     assert parts["boolq"].share == pytest.approx(parts["boolq"].contribution / total)
     assert (parts["boolq"].below_majority, parts["copa"].below_majority) == (True, False)
-    said = list(_warnings(parts))
+    said = list(task_warnings(parts))
     assert said[0].startswith("boolq alone makes +9.21 of the difference of +10.21, where both are")
     assert said[1].endswith("on 1 of 2 tasks: boolq")
 
 
 def test_no_single_task_is_named_when_none_carries_more_than_half():
-    cores = [kept_core(boolq=0.72, copa=0.66), kept_core(boolq=0.68, copa=0.607)]
-    first, second = _arms([run("a"), run("f", "2x(A F)")])
-    parts = _task_parts(first, second, [*cores])
+    cores = [core_units(boolq=0.72, copa=0.66), core_units(boolq=0.68, copa=0.607)]
+    parts = CoreUnits.task_parts(cores, [0], [1])
     balanced = {
-        label: dataclasses.replace(part, share=0.5, below_majority=False)
-        for label, part in parts.items()
+        label: replace(part, share=0.5, below_majority=False) for label, part in parts.items()
     }
-    assert list(_warnings(balanced)) == []
-    against = dataclasses.replace(parts["boolq"], share=-1.25)
+    assert list(task_warnings(balanced)) == []
+    against = replace(parts["boolq"], share=-1.25)
     assert "copa alone" in next(
-        _warnings({"boolq": against, "copa": dataclasses.replace(parts["copa"], share=2.25)})
+        task_warnings({"boolq": against, "copa": replace(parts["copa"], share=2.25)})
     )
 
 
 def test_who_is_as_good_as_the_most_frequent_answer_is_no_better():
-    core = kept_core(boolq=0.62, copa=0.9)
-    first, second = _arms([run("a"), run("f", "2x(A F)")])
-    parts = _task_parts(first, second, [core, core])
+    core = core_units(boolq=0.62, copa=0.9)
+    parts = CoreUnits.task_parts([core, core], [0], [1])
     assert parts["boolq"].below_majority
     assert parts["boolq"].share is None
-    assert list(_warnings(parts)) == [
+    assert list(task_warnings(parts)) == [
         "both are no better than always the most frequent answer on 1 of 2 tasks: boolq"
     ]
 
 
 def test_a_clear_difference_is_resolved_and_none_is_not():
-    better = run("a", core=kept_core(boolq=0.95, copa=0.95), nll=kept_nll((1.0, 2.0, 2.0)))
-    worse = run("f", "2x(A F)", core=kept_core(boolq=0.5, copa=0.5), nll=kept_nll())
+    better = run("a", core=core_units(boolq=0.95, copa=0.95), nll=nll_units((1.0, 2.0, 2.0)))
+    worse = run("f", "2x(A F)", core=core_units(boolq=0.5, copa=0.5), nll=nll_units())
     comparison = compare([better, worse])
     (pair,) = comparison.pairs
     assert pair.measures["core_v1"].verdict == "resolved"
-    assert pair.measures["core_v1"].difference == pytest.approx((0.45 / 0.38 + 0.45 / 0.5) / 2)
+    assert pair.measures["core_v1"].value == pytest.approx((0.45 / 0.38 + 0.45 / 0.5) / 2)
     assert pair.measures["nll"].verdict == "resolved"
-    assert pair.measures["nll"].difference == pytest.approx((5 - 13) / 5)
+    assert pair.measures["nll"].value == pytest.approx((5 - 13) / 5)
     assert pair.seeds.startswith("one seed each")
     assert comparison.warnings == ("the intervals of the NLL come from 3 documents",)
-    same = dataclasses.replace(worse, checkpoint="copy", path=Path("copy"), seed=2)
+    same = replace(worse, checkpoint="copy", path=Path("copy"), seed=2)
     (pair,) = compare([worse, same]).pairs
     assert {found.verdict for found in pair.measures.values()} == {"not resolved"}
-    assert to_json(compare([worse, same]), [worse, same])["pairs"][0]["nll"]["difference"] == 0
+    assert encode(compare([worse, same]))["pairs"][0]["measures"]["nll"] == {
+        **{"value": 0, "lower": 0, "upper": 0, "over": "documents", "verdict": "not resolved"}
+    }
 
 
 def test_one_seed_against_several_says_what_it_borrows():
     runs = [
-        run("a", seed=1, nll=kept_nll((3.0, 6.0, 4.0))),
-        run("b", seed=2, nll=kept_nll((3.1, 6.2, 4.1))),
-        run("f", "2x(A F)", nll=kept_nll((3.2, 6.0, 4.2))),
+        run("a", seed=1, nll=nll_units((3.0, 6.0, 4.0))),
+        run("b", seed=2, nll=nll_units((3.1, 6.2, 4.1))),
+        run("f", "2x(A F)", nll=nll_units((3.2, 6.0, 4.2))),
     ]
     (pair,) = compare(runs).pairs
     assert pair.seeds == "2 and 1 seeds: the one is taken to vary as the others do"
@@ -183,10 +178,10 @@ def test_one_seed_against_several_says_what_it_borrows():
 
 
 def test_the_mean_of_some_tasks_is_not_called_core():
-    part = {"is_whole": False, "not_comparable_because": ["20 of the 22 tasks were not asked"]}
-    results = [run("a", core=kept_core(**part)), run("f", "2x(A F)", core=kept_core(**part))]
+    part = {"is_whole": False, "not_comparable_because": ("20 of the 22 tasks were not asked",)}
+    results = [run("a", core=core_units(**part)), run("f", "2x(A F)", core=core_units(**part))]
     comparison = compare(results)
-    assert set(comparison.scores) == {"tasks_v1", "tasks_v2"}
+    assert set(comparison.arms[0].scores) == {"tasks_v1", "tasks_v2"}
     assert comparison.warnings == (
         "NLL is left out: it was not measured of runs/a",
         "not comparable with other results: 20 of the 22 tasks were not asked",
@@ -196,65 +191,72 @@ def test_the_mean_of_some_tasks_is_not_called_core():
 @pytest.mark.parametrize(
     ("other", "named"),
     [
-        ({"core": kept_core(asked=ASKED | {"limit": 5})}, "measured with limit 5, and of runs/a"),
-        ({"core": kept_core(asked=ASKED | {"bundle": "c"})}, "measured with bundle c"),
-        ({"core": kept_core(asked=ASKED | {"compute_dtype": "bfloat16"})}, "compute_dtype"),
-        ({"core": kept_core(right={"boolq": answers(0.5)})}, "answered other tasks than runs/a"),
-        ({"core": kept_core(baselines=BASELINES | {"v2": {}})}, "other random baselines"),
-        ({"nll": kept_nll(data="e")}, "NLL was measured with data e"),
-        ({"nll": dataclasses.replace(kept_nll(), tokens=np.array([1, 2, 3]))}, "its documents"),
+        (
+            {"core": core_units(settings=ASKED | {"limit": 5})},
+            "measured with limit 5, and of runs/a",
+        ),
+        ({"core": core_units(settings=ASKED | {"bundle": "c"})}, "measured with bundle c"),
+        ({"core": core_units(settings=ASKED | {"compute_dtype": "bfloat16"})}, "compute_dtype"),
+        ({"core": core_units(right={"boolq": answers(0.5)})}, "answered other tasks than runs/a"),
+        ({"core": core_units(baselines=BASELINES | {"v2": {}})}, "other random baselines"),
+        ({"nll": nll_units(data="e")}, "NLL was measured with data e"),
+        (
+            {"nll": replace(nll_units(), denominators=np.array([1, 2, 3]))},
+            "its documents",
+        ),
         ({"checkpoint": "a"}, "runs/a and runs/f are the same model"),
     ],
 )
 def test_what_was_measured_otherwise_is_refused(other, named):
-    kept = {"core": kept_core(), "nll": kept_nll()}
+    units = {"core": core_units(), "nll": nll_units()}
     with pytest.raises(ValueError, match=named):
-        compare([run("a", **kept), run("f", **(kept | other))])
+        compare([run("a", **units), run("f", **(units | other))])
 
 
 def test_one_run_or_no_common_measure_is_refused():
     with pytest.raises(ValueError, match="two runs or more"):
-        compare([run("a", core=kept_core())])
+        compare([run("a", core=core_units())])
     with pytest.raises(ValueError, match="no measure was taken of all"):
-        compare([run("a", core=kept_core()), run("f", "2x(A F)", nll=kept_nll())])
+        compare([run("a", core=core_units()), run("f", "2x(A F)", nll=nll_units())])
 
 
 def test_a_document_that_holds_most_tokens_counts_as_most_documents():
     assert equal_documents(np.full(30, 7)) == pytest.approx(30)
     unequal = np.array([10_000, *(1,) * 99])
     assert equal_documents(unequal) < 1.1
-    nll = [KeptNLL(kept_nll().asked, np.full(100, value), unequal) for value in (2.0, 3.0)]
+    alike = {"data": "d", "context": 32, "compute_dtype": "float32"}
+    nll = [document_units(np.full(100, value), unequal, **alike) for value in (2.0, 3.0)]
     runs = [run("a", nll=nll[0]), run("b", "2x(A F)", nll=nll[1])]
     (warning,) = (one for one in compare(runs).warnings if "documents" in one)
     assert warning == "the intervals of the NLL come from 100 documents, unequal ones: as good as 1"
 
 
-def kept_hops(share, **asked):
+def hops_units(share, **asked):
     """Of 50 sequences with 8 questions each, this share of the answers is right."""
     right = np.random.default_rng(0).binomial(8, share, size=50)
     asked = {"data": "d", "compute_dtype": "float32", **asked}
-    return KeptHops(asked, right, np.full(50, 8))
+    return sequence_units("hops", right, np.full(50, 8), **asked)
 
 
 def test_hops_have_a_verdict():
-    far = compare([run("a", hops=kept_hops(0.9)), run("b", "2x(A F)", hops=kept_hops(0.4))])
+    far = compare([run("a", hops=hops_units(0.9)), run("b", "2x(A F)", hops=hops_units(0.4))])
     assert far.pairs[0].measures["hops"].verdict == "resolved"
-    assert far.pairs[0].measures["hops"].difference == pytest.approx(0.5, abs=0.06)
-    near = compare([run("a", hops=kept_hops(0.5)), run("b", "2x(A F)", hops=kept_hops(0.5))])
+    assert far.pairs[0].measures["hops"].value == pytest.approx(0.5, abs=0.06)
+    near = compare([run("a", hops=hops_units(0.5)), run("b", "2x(A F)", hops=hops_units(0.5))])
     assert near.pairs[0].measures["hops"].verdict == "not resolved"
 
 
 def test_hops_that_were_asked_otherwise_are_not_compared():
-    first = run("a", hops=kept_hops(0.9))
+    first = run("a", hops=hops_units(0.9))
     with pytest.raises(ValueError, match="hops was measured with data other"):
-        compare([first, run("b", "2x(A F)", hops=kept_hops(0.4, data="other"))])
-    fewer = dataclasses.replace(kept_hops(0.4), questions=np.full(50, 9))
+        compare([first, run("b", "2x(A F)", hops=hops_units(0.4, data="other"))])
+    fewer = replace(hops_units(0.4), denominators=np.full(50, 9))
     with pytest.raises(ValueError, match="its sequences are not those of runs/a"):
         compare([first, run("b", "2x(A F)", hops=fewer)])
 
 
 def test_hops_of_some_runs_are_left_out_and_named():
-    both = [run("a", nll=kept_nll(), hops=kept_hops(0.9)), run("b", "2x(A F)", nll=kept_nll())]
+    both = [run("a", nll=nll_units(), hops=hops_units(0.9)), run("b", "2x(A F)", nll=nll_units())]
     comparison = compare(both)
     assert set(comparison.pairs[0].measures) == {"nll"}
     assert "hops is left out: it was not measured of runs/b" in comparison.warnings

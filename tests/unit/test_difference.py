@@ -5,7 +5,7 @@ import pytest
 
 from mixerloop.evaluation.core.metric import all_centered, core
 from mixerloop.evaluation.core.resampling import resampled_accuracies
-from mixerloop.evaluation.difference import Difference, Scores, difference
+from mixerloop.evaluation.difference import Scores, difference
 from mixerloop.intervals import bootstrap_ratio, resampled_ratios
 
 SIMULATIONS = 1000
@@ -113,7 +113,7 @@ def test_a_better_architecture_is_resolved():
     generator = np.random.default_rng(3)
     found = [core_scores(better(generator), seed=number) for number in range(20)]
     verdicts = [difference(s.of(range(3)), s.of(range(3, 6)), same_seeds=True) for s in found]
-    assert all(one.verdict == "resolved" and one.difference > 0 for one in verdicts)
+    assert all(one.verdict == "resolved" and one.value > 0 for one in verdicts)
 
 
 def test_the_interval_of_a_difference_is_narrower_than_that_of_its_parts():
@@ -128,11 +128,11 @@ def test_equal_answers_differ_by_nothing():
     right = {task: np.repeat(found, 2, axis=1) for task, found in synthetic_one().items()}
     scores = core_scores(right)
     found = difference(scores.of([0]), scores.of([1]), same_seeds=False)
-    assert found == Difference(0.0, 0.0, 0.0)
+    assert (found.value, found.lower, found.upper) == (0.0, 0.0, 0.0)
     assert found.verdict == "not resolved"
     again = core_scores({task: np.repeat(one, 4, axis=1) for task, one in synthetic_one().items()})
     found = difference(again.of([0, 1]), again.of([2, 3]), same_seeds=True)
-    assert found == Difference(0.0, 0.0, 0.0)
+    assert (found.value, found.lower, found.upper) == (0.0, 0.0, 0.0)
 
 
 def synthetic_one():
@@ -153,7 +153,7 @@ def test_columns_are_resampled_together():
     numerators = generator.random((40, 2))
     denominators = np.ones((40, 2))
     ratios = resampled_ratios(numerators, denominators)
-    alone = bootstrap_ratio(numerators[:, 0], denominators[:, 0])
+    alone = bootstrap_ratio(numerators[:, 0], denominators[:, 0], over="documents")
     assert np.quantile(ratios[:, 0], 0.025) == pytest.approx(alone.lower, rel=1e-12)
     same = resampled_ratios(np.repeat(numerators[:, :1], 2, axis=1), denominators)
     np.testing.assert_array_equal(same[:, 0], same[:, 1])

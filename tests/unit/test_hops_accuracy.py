@@ -7,11 +7,15 @@ import torch
 from command_line import mixerloop, refused
 from mixerloop.data.corpora import prepare_hops
 from mixerloop.data.tasks.hops import Hops, HopsSettings
-from mixerloop.evaluation.kept_results import read_results
-from mixerloop.evaluation.kept_results import write_hops as keep_hops
+from mixerloop.evaluation.hops_result import HopsAccuracy, HopsResult
+from mixerloop.evaluation.measured_run import read_measured_run
 from mixerloop.evaluation.task_accuracy import task_accuracy
+from mixerloop.evaluation.task_result import sequence_details
+from mixerloop.evaluation.units import RatioUnits
 from mixerloop.intervals import bootstrap_ratio
 from mixerloop.model.initialization import fresh_model
+from mixerloop.result_files import write_result
+from mixerloop.results import Estimate, result_provenance
 from small_model import small_config
 
 
@@ -41,7 +45,7 @@ class Oracle:
 
 def test_who_follows_every_pair_is_always_right(hops):
     for one in task_accuracy(Oracle(hops, reach=4), hops, num_sequences=100):
-        assert one.accuracy == (1.0, 1.0, 1.0)
+        assert one.accuracy == Estimate(value=1.0, lower=1.0, upper=1.0, over="sequences")
 
 
 def test_who_follows_two_pairs_is_right_for_two_hops(hops):
@@ -82,14 +86,14 @@ def test_the_interval_of_a_ratio_covers_as_often_as_it_says():
     for trial in range(200):
         units = generator.integers(1, 5, size=150)
         right = generator.binomial(units, 0.3)
-        _, lower, upper = bootstrap_ratio(right, units, seed=trial)
-        covered += lower <= 0.3 <= upper
+        found = bootstrap_ratio(right, units, over="sequences", seed=trial)
+        covered += found.lower <= 0.3 <= found.upper
     assert 0.90 <= covered / 200 <= 0.99
 
 
 def test_an_interval_of_nothing_is_refused():
     with pytest.raises(ValueError, match="0 units have no interval"):
-        bootstrap_ratio(np.zeros(0), np.zeros(0))
+        bootstrap_ratio(np.zeros(0), np.zeros(0), over="sequences")
 
 
 def test_the_command_prints_json_and_refuses_other_data(tmp_path):
@@ -109,13 +113,23 @@ def test_the_command_prints_json_and_refuses_other_data(tmp_path):
 
 def test_counts_that_do_not_fit_the_figures_are_named(tmp_path):
     counts = np.array([[1, 2], [0, 1]]), np.array([[2, 2], [1, 3]])
-    figures = [{"questions": 3}, {"questions": 5}]
-    provenance = {"checkpoint_sha256": "x", "seed": 1, "data": "d", "compute_dtype": "float32"}
-    result = {"schedule": "A F", "accuracy_by_hop": figures, "provenance": provenance}
-    keep_hops(tmp_path, result, *counts)
-    kept = read_results(tmp_path).hops
-    assert kept is not None
-    assert (kept.right.tolist(), kept.questions.tolist()) == ([3, 1], [4, 4])
+    accuracy = Estimate(value=0.5, lower=0.4, upper=0.6, over="sequences")
+    result = HopsResult(
+        checkpoint="run",
+        schedule="A F",
+        trained_schedule="A F",
+        accuracy_by_hop=tuple(
+            HopsAccuracy(hops=hops, questions=questions, accuracy=accuracy, guess=0.1)
+            for hops, questions in ((1, 3), (2, 5))
+        ),
+        provenance=result_provenance(
+            checkpoint_sha256="x", seed=1, data="d", compute_dtype="float32"
+        ),
+    )
+    write_result(tmp_path, result, details=sequence_details(*counts))
+    units = read_measured_run(tmp_path).units["hops"]
+    assert isinstance(units, RatioUnits)
+    assert (units.numerators.tolist(), units.denominators.tolist()) == ([3, 1], [4, 4])
     path = tmp_path / "hops.jsonl"
     whole = path.read_text()
     for damaged, named in (
@@ -125,4 +139,4 @@ def test_counts_that_do_not_fit_the_figures_are_named(tmp_path):
     ):
         path.write_text(damaged)
         with pytest.raises(ValueError, match=named):
-            read_results(tmp_path)
+            read_measured_run(tmp_path)

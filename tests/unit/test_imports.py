@@ -21,7 +21,12 @@ COUNT = "import sys; {}; sys.exit(any(name.split('.')[0] == 'torch' for name in 
 
 
 @pytest.mark.parametrize(
-    "module", ["mixerloop", "mixerloop.schedule", "mixerloop.config", "mixerloop.runs"]
+    "module",
+    [
+        *("mixerloop", "mixerloop.schedule", "mixerloop.config", "mixerloop.runs"),
+        *("mixerloop.results", "mixerloop.measures", "mixerloop.result_files"),
+        *("mixerloop.study_folder", "mixerloop.evaluation.comparison", "mixerloop.reports.build"),
+    ],
 )
 def test_importing_loads_no_torch(module):
     subprocess.run([sys.executable, "-c", COUNT.format(f"import {module}")], check=True)

@@ -6,31 +6,76 @@ import pytest
 
 from mixerloop import paper
 from mixerloop.config import PRESETS
-from mixerloop.reports.blocks import Table
+from mixerloop.evaluation.core.core_result import CoreResult, CoreSettings
+from mixerloop.reports.elements import Table
 from mixerloop.reports.results_section import results
 from mixerloop.reports.study_results import ArmResults, PartResults, RunResults
+from mixerloop.results import Estimate, result_provenance
+from mixerloop.study_folder import PlannedArm, PlannedPart, TransportSettings
 
 SIZE, LOOP = "15m", "mixer_loop"
 
 
 def measured_in(dtype):
     """A study of the paper's data with one model, its CORE measured in a type."""
-    core = {"core_v1": 0.06, "core_v1_interval": [0.05, 0.07]}
-    core |= {"manipulation_v1": 0.09, "manipulation_v1_interval": [0.08, 0.1]}
+    core = CoreResult(
+        checkpoint="run",
+        schedule="12x(A4 F)",
+        trained_schedule="12x(A4 F)",
+        core_v1=Estimate(value=0.06, lower=0.05, upper=0.07, over="examples"),
+        manipulation_v1=Estimate(value=0.09, lower=0.08, upper=0.1, over="examples"),
+        guess_core_v1=None,
+        core_v2=None,
+        manipulation_v2=None,
+        guess_core_v2=None,
+        comparable=True,
+        not_comparable_because=(),
+        tokens_plain=1,
+        tokens_processed=1,
+        tasks={},
+        decisions_differing=None,
+        settings=CoreSettings(
+            **{"checkpoint": "c", "schedule": "12x(A4 F)", "tokenizer": "t", "bundle": "b"},
+            compute_dtype=dtype,
+            forms={},
+            device="cpu",
+            context=1024,
+            limit=None,
+            plain=False,
+        ),
+        provenance=result_provenance(compute_dtype=dtype),
+    )
     run = RunResults(
         path=Path("runs") / LOOP,
         seed=1337,
-        results={"core": core | {"provenance": {"compute_dtype": dtype}}},
+        results={"core": core},
         curve=[],
         seconds=None,
         tokens=None,
         provenance={},
     )
-    sizes = {key: getattr(PRESETS[SIZE], key) for key in ("num_layers", "d_model", "vocab_size")}
-    arm = {"name": LOOP, "parameters": 15_724_416, "flops_per_token": 1e8, **sizes}
-    facts = {"name": "climbmix", "data": "climbmix --tokenizer {tokenizer}"}
-    arms = [ArmResults(facts=arm, runs=[run])]
-    table = next(iter(results(PartResults(facts=facts, arms=arms, comparison=None, missing=[]))))
+    arm = PlannedArm(
+        name=LOOP,
+        schedule="12x(A4 F)",
+        num_layers=PRESETS[SIZE].num_layers,
+        d_model=PRESETS[SIZE].d_model,
+        vocab_size=PRESETS[SIZE].vocab_size,
+        parameters=15_724_416,
+        flops_per_token=1e8,
+        macs={"mixer": 1, "ffn": 1},
+    )
+    plan = PlannedPart(
+        name="climbmix",
+        match="parameters+tokens",
+        measure=("core",),
+        seeds=(1337,),
+        data="climbmix --tokenizer {tokenizer}",
+        compute_dtype="bfloat16",
+        transport=TransportSettings(),
+        arms=(arm,),
+    )
+    arms = [ArmResults(plan=arm, runs=[run])]
+    table = next(iter(results(PartResults(plan=plan, arms=arms, comparison=None, missing=[]))))
     assert isinstance(table, Table)
     return table
 

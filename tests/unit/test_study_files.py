@@ -69,9 +69,9 @@ def test_the_released_study_has_the_residual_and_the_weights_of_each_architectur
 
 @pytest.mark.parametrize("name", ["paper-15m", "paper-110m", "released-15m"])
 def test_what_the_paper_measured_in_bfloat16_is_measured_in_bfloat16(name, tmp_path):
-    (part,) = make_plan(read_study(STUDIES / f"{name}.toml"), tmp_path).to_json()["parts"]
-    assert part["compute_dtype"] == "bfloat16"
-    assert part["measure_in"] == {
+    (part,) = make_plan(read_study(STUDIES / f"{name}.toml"), tmp_path).summary().parts
+    assert part.compute_dtype == "bfloat16"
+    assert part.measure_in == {
         **{"nll": "float32", "hops": "float32", "core": "bfloat16", "transport": "bfloat16"}
     }
 
@@ -124,7 +124,9 @@ def test_a_stack_without_loops_is_deepened_to_the_compute_of_a_loop():
         ("seeds = [1, 2]", "seed = [1, 2]", 8, "unknown key seed; did you mean seeds?"),
         ("seeds = [1, 2]", "seeds = [1, 1]", 8, "give one seed or more, each once"),
         ("seeds = [1, 2]", 'seeds = "1"', 8, "must be a list"),
-        ('"nll", "hops"', '"nll", "hopz"', 9, "hopz"),
+        ('"nll", "hops"', '"nll", "hopz"', 9, "unknown measure 'hopz'; did you mean hops?"),
+        ("[parts.train]", "[parts.measure_in]\nnl = 'float32'\n[parts.train]", 12, "mean nll?"),
+        ("[parts.train]", "[parts.measure_in]\nnll = 'half'\n[parts.train]", 12, "'half'"),
         ("mixer_loop(2)", "mixr_loop(2)", 7, "did you mean mixer_loop?"),
         ("mixer_loop(2)", "3x(A F)", 7, "has 3 layers; the model has 2"),
         ('"mixer_loop(2)"', '"no_loop"', 7, "two models are called 'no_loop'"),

@@ -11,13 +11,13 @@ from mixerloop.cli.evaluate_core import CORE_HELP, Core
 from mixerloop.cli.subject_options import Opening, where_kept
 from mixerloop.files import json_text
 from mixerloop.progress_line import ProgressLine, counting
+from mixerloop.results import Estimate, encode
 from mixerloop.schedule import num_passes_of
 from mixerloop.text_tables import print_table, table_of
 
 if TYPE_CHECKING:
-    from mixerloop.evaluation.hops_accuracy import HopsResult
-    from mixerloop.evaluation.nll import NLL
-    from mixerloop.intervals import Estimate
+    from mixerloop.evaluation.hops_result import HopsResult
+    from mixerloop.evaluation.nll_result import NllResult
 
 HELP = """Measure trained models, each figure with its interval, and compare them.
 
@@ -32,6 +32,12 @@ HOPS_HELP = """Accuracy by the number of hops, beside a guess.
 examples:
   mixerloop evaluate hops runs/nano-hops-mixer_loop
   mixerloop evaluate hops RUN --schedule "mixer_loop(2)" --json
+"""
+TASK_HELP = """Accuracy on a synthetic task, by the groups of its questions, beside a guess.
+
+examples:
+  mixerloop evaluate task RUN
+  mixerloop evaluate task RUN --data data/hops --json
 """
 NLL_HELP = """Next-token NLL and bits per byte of everything held out, by document and position.
 
@@ -54,25 +60,53 @@ class Hops(Opening):
     def run(self) -> None:
         """Measure and print."""
         from mixerloop.evaluation.hops_accuracy import evaluate_hops
-        from mixerloop.evaluation.kept_results import HOPS
 
         subject = self.open()
         result = evaluate_hops(subject, data=self.data, sequences=self.sequences)
         if self.json:
-            print(json_text(result.to_json()), end="")
+            print(json_text(encode(result)), end="")
             return
         _show_hops(str(self.run_path), result)
-        print(where_kept(subject, HOPS))
+        print(where_kept(subject, result))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskAccuracy(Opening):
+    """The options of `mixerloop evaluate task`."""
+
+    data: Path | None = None
+    """A folder of a synthetic task; the run's own by default."""
+    sequences: int = 4096
+    """Held-out sequences to read, 4,096 at most."""
+
+    def run(self) -> None:
+        """Measure and print."""
+        from mixerloop.evaluation.task_accuracy import evaluate_task
+
+        subject = self.open()
+        result = evaluate_task(subject, data=self.data, sequences=self.sequences)
+        if self.json:
+            print(json_text(encode(result)), end="")
+            return
+        print(f"{self.run_path}, schedule {result.schedule}: {result.task}")
+        table = table_of(result.group_name, "right", "95 % interval", "guess", "questions")
+        for one in result.accuracy_by_group:
+            right = one.accuracy
+            interval = f"{right.lower:.3f} to {right.upper:.3f}"
+            numbers = (f"{right.value:.3f}", interval, f"{one.guess:.3f}", f"{one.questions:,}")
+            table.add_row(str(one.group), *numbers)
+        print_table(table)
+        print(where_kept(subject, result))
 
 
 def _show_hops(run: str, result: "HopsResult") -> None:
-    print(f"{run}, schedule {result.heading.schedule}")
+    print(f"{run}, schedule {result.schedule}")
     print("hops  right  95 % interval  guess  questions")
     for one in result.accuracy_by_hop:
-        value, lower, upper = one.accuracy
+        right = one.accuracy
         print(
-            f"{one.hops:4}  {value:.3f}  {lower:.3f} to {upper:.3f}  {one.guess:.3f}  "
-            f"{one.questions:,}"
+            f"{one.hops:4}  {right.value:.3f}  {right.lower:.3f} to {right.upper:.3f}  "
+            f"{one.guess:.3f}  {one.questions:,}"
         )
 
 
@@ -90,7 +124,6 @@ class HeldOutNLL(Opening):
     def run(self) -> None:
         """Measure and print."""
         from mixerloop.evaluation.held_out_nll import evaluate_nll
-        from mixerloop.evaluation.kept_results import NLL as NLL_FILE
 
         subject = self.open()
         line = None if self.json else ProgressLine()
@@ -104,31 +137,32 @@ class HeldOutNLL(Opening):
         if line is not None:
             line.close()
         if self.json:
-            print(json_text(result.to_json()), end="")
+            print(json_text(encode(result)), end="")
             return
-        _show_nll(str(self.run_path), result.heading.schedule, result.figures)
+        _show_nll(str(self.run_path), result)
         most = num_passes_of(subject.schedule)
         for number, nll in result.by_passes.items():
             print(f"after {number} of {most} passes: NLL {_interval(nll.nll)}")
         for warning in result.warnings:
             print(f"warning: {warning}")
-        print(where_kept(subject, NLL_FILE))
+        print(where_kept(subject, result))
 
 
-def _interval(found: "Estimate") -> str:
+def _interval(found: Estimate) -> str:
     return f"{found.value:.4f} [{found.lower:.4f}, {found.upper:.4f}]"
 
 
-def _show_nll(run: str, schedule: str, found: "NLL") -> None:
-    print(f"{run}, schedule {schedule}: {found.tokens:,} tokens of {found.documents:,} documents")
-    print(f"NLL            {_interval(found.nll)} nats per token")
-    if found.bits_per_byte is not None:
-        print(f"bits per byte  {_interval(found.bits_per_byte)}")
-    print(f"most likely    {_interval(found.accuracy)} of the tokens")
+def _show_nll(run: str, result: "NllResult") -> None:
+    counts = f"{result.tokens:,} tokens of {result.documents:,} documents"
+    print(f"{run}, schedule {result.schedule}: {counts}")
+    print(f"NLL            {_interval(result.nll)} nats per token")
+    if result.bits_per_byte is not None:
+        print(f"bits per byte  {_interval(result.bits_per_byte)}")
+    print(f"most likely    {_interval(result.accuracy)} of the tokens")
     table = table_of("tokens before", "NLL", "95 % interval")
-    for first, last, nll in found.by_position:
-        place = f"{first:,}" if first == last else f"{first:,} to {last:,}"
-        table.add_row(place, f"{nll.value:.4f}", f"{nll.lower:.4f} to {nll.upper:.4f}")
+    for at in result.by_position:
+        place = f"{at.first:,}" if at.first == at.last else f"{at.first:,} to {at.last:,}"
+        table.add_row(place, f"{at.nll.value:.4f}", f"{at.nll.lower:.4f} to {at.nll.upper:.4f}")
     print_table(table)
 
 
@@ -140,6 +174,7 @@ class Evaluate:
         Annotated[HeldOutNLL, tyro.conf.subcommand("nll", description=NLL_HELP)]
         | Annotated[Core, tyro.conf.subcommand("core", description=CORE_HELP)]
         | Annotated[Hops, tyro.conf.subcommand("hops", description=HOPS_HELP)]
+        | Annotated[TaskAccuracy, tyro.conf.subcommand("task", description=TASK_HELP)]
         | Annotated[Compare, tyro.conf.subcommand("compare", description=COMPARE_HELP)]
     )
 

@@ -8,12 +8,12 @@ import tyro
 
 from mixerloop.config import check_seed
 from mixerloop.files import json_text
-from mixerloop.measures import measure_named
-from mixerloop.provenance import collect_provenance
+from mixerloop.measures import score_named
+from mixerloop.results import encode
 from mixerloop.text_tables import print_table, table_of
 
 if TYPE_CHECKING:
-    from mixerloop.evaluation.comparison import Comparison, Pair
+    from mixerloop.evaluation.comparison_result import Comparison, Pair
 
 COMPARE_HELP = """Differences between runs that were measured alike, with a verdict on each.
 
@@ -39,16 +39,12 @@ class Compare:
 
     def run(self) -> None:
         """Read the results and say what differs."""
-        from mixerloop.evaluation.comparison import compare, to_json
-        from mixerloop.evaluation.kept_results import read_results
+        from mixerloop.evaluation.comparison import compare_runs
 
         check_seed(self.seed)
-        results = [read_results(path) for path in self.run_paths]
-        comparison = compare(results, seed=self.seed)
+        comparison = compare_runs(self.run_paths, seed=self.seed)
         if self.json:
-            result = to_json(comparison, results)
-            result["provenance"] = collect_provenance(seed=self.seed)
-            print(json_text(result), end="")
+            print(json_text(encode(comparison)), end="")
             return
         _show_arms(comparison)
         for pair in comparison.pairs:
@@ -58,14 +54,12 @@ class Compare:
 
 
 def _show_arms(comparison: "Comparison") -> None:
-    names = list(comparison.scores)
-    measures = [measure_named(name) for name in names]
-    table = table_of("architecture", "seeds", *(measure.title for measure in measures))
+    scores = {name: score_named(name) for name in comparison.arms[0].scores}
+    table = table_of("architecture", "seeds", *(score.title for score in scores.values()))
     for arm in comparison.arms:
         seeds = ", ".join("-" if seed is None else str(seed) for seed in arm.seeds)
         means = [
-            f"{measure.scale * comparison.scores[name][list(arm.runs)].mean():.{measure.digits}f}"
-            for name, measure in zip(names, measures, strict=True)
+            f"{score.scale * arm.scores[name]:.{score.digits}f}" for name, score in scores.items()
         ]
         table.add_row(arm.name, seeds, *means)
     print_table(table)
@@ -75,12 +69,12 @@ def _show_pair(pair: "Pair") -> None:
     print(f"\n{pair.first} minus {pair.second} ({pair.seeds})")
     table = table_of("", "difference", "95 % interval", "verdict")
     for name, difference in pair.measures.items():
-        measure = measure_named(name)
+        score = score_named(name)
         value, lower, upper = (
-            f"{measure.scale * x:+.{measure.digits}f}"
-            for x in (difference.difference, difference.lower, difference.upper)
+            f"{score.scale * x:+.{score.digits}f}"
+            for x in (difference.value, difference.lower, difference.upper)
         )
-        table.add_row(measure.title, value, f"{lower} to {upper}", difference.verdict)
+        table.add_row(score.title, value, f"{lower} to {upper}", difference.verdict)
     print_table(table)
     if pair.tasks:
         order = sorted(pair.tasks, key=lambda label: -abs(pair.tasks[label].contribution))

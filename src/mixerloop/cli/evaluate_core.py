@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from mixerloop import paper
 from mixerloop.cli.subject_options import Opening, where_kept
 from mixerloop.files import json_text
+from mixerloop.measures import MEASURES
 from mixerloop.progress_line import ProgressLine
+from mixerloop.results import Estimate, encode
 from mixerloop.text_tables import print_table, table_of
 
 if TYPE_CHECKING:
-    from mixerloop.evaluation.core.evaluate_core import CoreResult
-    from mixerloop.intervals import Estimate
+    from mixerloop.evaluation.core.core_result import CoreResult
 
 CORE_HELP = """The 22 tasks of CORE, offline; killed, the same command goes on where it stopped.
 
@@ -48,7 +49,6 @@ class Core(Opening):
     def run(self) -> None:
         """Measure and print."""
         from mixerloop.evaluation.core.evaluate_core import evaluate_core
-        from mixerloop.evaluation.kept_results import CORE
 
         subject = self.open()
         line = None if self.json else ProgressLine()
@@ -66,27 +66,27 @@ class Core(Opening):
         if line is not None:
             line.close()
         if self.json:
-            print(json_text(result.to_json()), end="")
+            print(json_text(encode(result)), end="")
             return
         _show(str(self.run_path), result)
-        print(f"{where_kept(subject, CORE)}, answers in {result.answers}")
+        assert subject.results is not None  # CORE resumes the answers that it keeps
+        answers = MEASURES["core"].details_in(subject.results)
+        print(f"{where_kept(subject, result)}, answers in {answers}")
 
 
 def _show(run: str, result: "CoreResult") -> None:
     from mixerloop.evaluation.core.metric import VERSIONS
 
-    score = result.score
-    print(f"{run}, schedule {result.heading.schedule}")
+    print(f"{run}, schedule {result.schedule}")
     table = table_of(
         *("task", "right", "95 % interval", "guess", "majority", "centered v1", "v2"),
         *("examples", "cropped"),
     )
-    for label, task in score.tasks.items():
-        low, high = task.accuracy_interval
+    for label, task in result.tasks.items():
         table.add_row(
             label,
-            f"{task.accuracy:.3f}",
-            f"{low:.3f} to {high:.3f}",
+            f"{task.accuracy.value:.3f}",
+            f"{task.accuracy.lower:.3f} to {task.accuracy.upper:.3f}",
             f"{task.guess.uniform:.3f}",
             f"{task.guess.majority:.3f}",
             f"{100 * task.centered_v1:.2f}",
@@ -96,30 +96,30 @@ def _show(run: str, result: "CoreResult") -> None:
         )
     print_table(table)
     for version in VERSIONS:
-        found, subset = score.core[version], score.manipulation[version]
-        guess = score.guess_core[version]
+        core, subset = result.core(version), result.manipulation(version)
+        guess = result.guess_core(version)
         said = []
-        if found is not None:
-            said.append(f"CORE {_times_100(found)}")
+        if core is not None:
+            said.append(f"CORE {_times_100(core)}")
         if subset is not None:
             said.append(f"Manip. {_times_100(subset)}")
         if guess is not None:
             said.append(
-                f"guessing scores {100 * guess['uniform']:.2f}, always the most frequent answer "
-                f"{100 * guess['majority']:.2f}"
+                f"guessing scores {100 * guess.uniform:.2f}, always the most frequent answer "
+                f"{100 * guess.majority:.2f}"
             )
         if said:
             print(f"baselines {version}: {'; '.join(said)}")
-    works = [task.work for task in score.tasks.values()]
-    plain = sum(work.tokens_plain for work in works)
-    processed = sum(work.tokens_processed for work in works)
-    print(f"{processed:,} tokens were run, padding included; scored whole it takes {plain:,}")
+    print(
+        f"{result.tokens_processed:,} tokens were run, padding included; scored whole it takes "
+        f"{result.tokens_plain:,}"
+    )
     if result.decisions_differing is not None:
         print(f"{result.decisions_differing} decisions differ from scoring each sequence whole")
-    for reason in score.not_comparable_because:
+    for reason in result.not_comparable_because:
         print(f"not comparable with other results: {reason}")
 
 
-def _times_100(found: "Estimate") -> str:
-    value, lower, upper = (100 * x for x in found)
-    return f"{value:.2f} [{lower:.2f}, {upper:.2f}]"
+def _times_100(score: Estimate) -> str:
+    percent = score.scaled(100)
+    return f"{percent.value:.2f} [{percent.lower:.2f}, {percent.upper:.2f}]"

@@ -19,6 +19,9 @@ examples:
   mixerloop report runs/mixer_loop runs/full_loop --out both.html
 """
 
+RUNS = "runs"
+"""The part that runs outside a study are shown as."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:

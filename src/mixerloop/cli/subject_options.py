@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from mixerloop.config import ComputeDtype, Device, FormChoice
+from mixerloop.measures import measure_of
 
 if TYPE_CHECKING:
+    from mixerloop.results import Result
     from mixerloop.subject import Subject
 
 
@@ -55,8 +57,8 @@ class Opening(Measuring):
         return self.open_run(self.run_path)
 
 
-def where_kept(subject: "Subject", name: str) -> str:
+def where_kept(subject: "Subject", result: "Result") -> str:
     """Where a result went, in words."""
     if subject.results is None:
         return "not kept: not a run, or not under its own schedule; --out keeps it"
-    return f"kept in {subject.results / name}"
+    return f"kept in {subject.results / measure_of(type(result)).file}"

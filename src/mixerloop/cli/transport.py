@@ -10,7 +10,9 @@ from mixerloop.cli.subject_options import Measuring
 from mixerloop.cli.transport_tables import show
 from mixerloop.config import InitRule
 from mixerloop.files import json_text
+from mixerloop.measures import measure_of
 from mixerloop.progress_line import ProgressLine, counting
+from mixerloop.results import encode
 
 HELP = """Restore the context of one pass after another and watch the prediction move.
 
@@ -58,7 +60,6 @@ class Transport(Measuring):
         """Measure, draw and print."""
         from mixerloop.reports.transport_figures import FIGURES, write_transport_figures
         from mixerloop.transport.measurement import (
-            TRANSPORT,
             Looking,
             measure_fresh_transport,
             measure_transport,
@@ -81,13 +82,13 @@ class Transport(Measuring):
         if self.run_path is not None:
             subject = self.open_run(self.run_path)
             results = subject.results
-            measured = measure_transport(
+            result = measure_transport(
                 subject, looking, data=self.data, control=self.control, progress=progress
             )
         else:
             assert self.random is not None
             results = self.out
-            measured = measure_fresh_transport(
+            result = measure_fresh_transport(
                 self.random,
                 looking,
                 schedule=self.schedule,
@@ -100,14 +101,14 @@ class Transport(Measuring):
             )
         if line is not None:
             line.close()
-        result = measured.to_json()
         if results is not None:
             write_transport_figures(result, results)
         if self.json:
-            print(json_text(result), end="")
+            print(json_text(encode(result)), end="")
             return
         show(result)
         if results is not None:
-            print(f"kept in {results / TRANSPORT}, pictures in {results / FIGURES}")
+            path = results / measure_of(type(result)).file
+            print(f"kept in {path}, pictures in {results / FIGURES}")
         else:
             print("not kept; --out keeps the result and its pictures")

@@ -1,27 +1,30 @@
 """What `mixerloop transport` prints of its result."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mixerloop import paper
+from mixerloop.results import PartialEstimate
 from mixerloop.text_tables import print_table, table_of
 
+if TYPE_CHECKING:
+    from mixerloop.transport.result import RemovalFigures, TransportFigures, TransportResult
 
-def show(result: dict[str, Any]) -> None:
-    """The passes in a table, what the paper counts, and the paper's figures."""
+
+def show(result: "TransportResult") -> None:
+    """The passes in a table, the paper's counts, and the paper's figures."""
     print(
-        f"schedule {result['schedule']}, {result['compute_dtype']}; {result['windows']} windows of "
-        f"{result['context']} tokens, {len(result['positions'])} positions each"
+        f"schedule {result.schedule}, {result.compute_dtype}; {result.windows} windows of "
+        f"{result.context} tokens, {len(result.positions)} positions each"
     )
-    control = result["control"]
-    if control is not None:
+    if result.control is not None:
         print("trained:")
     _show_passes(result)
-    if (removed := result["removal"]) is not None:
-        _show_removal(removed)
-    if control is not None:
+    if result.removal is not None:
+        _show_removal(result.removal)
+    if result.control is not None:
         print("control, the same weights before training:")
-        _show_passes(control)
-    wider = result["noise_floor"]["wider_type"]
+        _show_passes(result.control)
+    wider = result.noise_floor.wider_type
     print(f"rounding: what the marginal ITR of the first windows loses when measured in {wider}")
     for (size, name), theirs in paper.TRANSPORT.items():
         if name in ("mixer_loop", "control") and theirs.marginal_itr is not None:
@@ -32,55 +35,52 @@ def show(result: dict[str, Any]) -> None:
             )
 
 
-def _show_passes(result: dict[str, Any]) -> None:
-    print(f"ITR {_number(result['itr'], '.3f')} {_interval(result['itr_interval'], '.3f')}")
+def _show_passes(result: "TransportFigures") -> None:
+    print(f"ITR {_with_interval(result.itr, '.3f')}")
     table = table_of(
         *("pass", "ITR so far", "marginal ITR", "95 % interval", "rounding", "H2"),
         *("gain, nats", "95 % interval", "top-1 flips"),
     )
-    for index in range(len(result["marginal_itr"])):
-        new, gain = result["marginal_itr_interval"][index], result["target_gain_interval"][index]
+    for index, (new, gain) in enumerate(zip(result.marginal_itr, result.target_gain, strict=True)):
         table.add_row(
             str(index + 1),
-            _number(result["itr_by_depth"][index], ".3f"),
-            f"{result['marginal_itr'][index]:.3f}",
-            f"{new[0]:.3f} to {new[1]:.3f}",
-            f"{result['noise_floor']['marginal_itr'][index]:.1e}",
-            f"{result['hellinger_squared'][index]:.2e}",
-            f"{result['target_gain'][index]:+.4f}",
-            f"{gain[0]:+.4f} to {gain[1]:+.4f}",
-            f"{result['top1_flips'][index]:.3f}",
+            _number(result.itr_by_depth[index].value, ".3f"),
+            f"{new.value:.3f}",
+            f"{new.lower:.3f} to {new.upper:.3f}",
+            f"{result.noise_floor.marginal_itr[index]:.1e}",
+            f"{result.hellinger_squared[index].value:.2e}",
+            f"{gain.value:+.4f}",
+            f"{gain.lower:+.4f} to {gain.upper:+.4f}",
+            f"{result.top1_flips[index].value:.3f}",
         )
     print_table(table)
     print(
-        f"later passes: {_number(result['later_share'], '.1%')} "
-        f"{_interval(result['later_share_interval'], '.1%')} of the effect, "
-        f"{result['later_gain']:+.4f} nats; of {result['pairs_total']} (layer, pass) pairs "
-        f"{result['pairs_novel']} have a marginal ITR above 0.5 and {result['pairs_positive']} a "
+        f"later passes: {_with_interval(result.later_share, '.1%')} of the effect, "
+        f"{result.later_gain.value:+.4f} nats; of {result.pairs_total} (layer, pass) pairs "
+        f"{result.pairs_novel} have a marginal ITR above 0.5 and {result.pairs_positive} a "
         "positive gain"
     )
 
 
 def _number(value: float | None, how: str) -> str:
-    """A figure; there is none where nothing moves."""
+    """A figure; a dash where it is undefined."""
     return "-" if value is None else format(value, how)
 
 
-def _interval(ends: list[float | None], how: str) -> str:
-    low, high = (_number(end, how) for end in ends)
-    return f"[{low}, {high}]"
+def _with_interval(found: PartialEstimate, how: str) -> str:
+    value, low, high = (_number(x, how) for x in (found.value, found.lower, found.upper))
+    return f"{value} [{low}, {high}]"
 
 
-def _show_removal(removed: dict[str, Any]) -> None:
-    for kind, title in (
-        ("skip", "NLL without a mixer pass"),
-        ("ffn_off", "NLL without an ffn"),
-        ("swap_order", "NLL with an ffn before its mixer"),
+def _show_removal(removal: "RemovalFigures") -> None:
+    for costs, title in (
+        (removal.skip, "NLL without a mixer pass"),
+        (removal.ffn_off, "NLL without an ffn"),
+        (removal.swap_order, "NLL with an ffn before its mixer"),
     ):
-        parts = (f"{one['layer']}.{one['pass']} {one['delta_nll']:+.4f}" for one in removed[kind])
+        parts = (f"{one.layer}.{one.pass_number} {one.delta_nll.value:+.4f}" for one in costs)
         print(f"{title}, by layer.pass: {', '.join(parts)}")
-    value = removed["spearman_marginal_itr_and_skip"]
-    if value is not None:
-        ends = _interval(removed["spearman_marginal_itr_and_skip_interval"], ".2f")
+    correlation = removal.spearman_marginal_itr_and_skip
+    if correlation.value is not None:
         what = "marginal ITR and the cost of leaving a pass out"
-        print(f"rank correlation of {what}: {value:.2f} {ends}")
+        print(f"rank correlation of {what}: {_with_interval(correlation, '.2f')}")

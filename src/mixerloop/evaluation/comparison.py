@@ -1,175 +1,136 @@
 """Architectures against each other: what differs, whether it is resolved, and which task did it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mixerloop import config as configs
 from mixerloop.config import RunConfig
-from mixerloop.evaluation.core.metric import all_centered, core, manipulation
-from mixerloop.evaluation.core.resampling import resampled_accuracies
-from mixerloop.evaluation.difference import PAIRS_FROM, Difference, Scores, difference
-from mixerloop.evaluation.kept_results import KeptCore, KeptHops, KeptNLL, KeptResults, read_results
-from mixerloop.intervals import resampled_ratios
+from mixerloop.evaluation.comparison_result import Arm, Comparison, Pair, TaskPart
+from mixerloop.evaluation.difference import PAIRS_FROM, Scores, difference
+from mixerloop.evaluation.measured_run import MeasuredRun, read_measured_run
+from mixerloop.evaluation.units import Units
+from mixerloop.measures import MEASURES, Measure, score_named
+from mixerloop.results import result_provenance
 
 ONE_TASK_IS_MOST = 0.5
 """The share of a difference from which one task is said to carry it."""
 NAMED_TASKS = 5
-FEW_DOCUMENTS = 20
-"""Below so many, an interval over documents is not to be trusted far."""
 ASIDE = {*configs.MAY_CHANGE, "train.seed", "train.form"}
 ASIDE |= {"train.evaluate_every", "train.evaluate_windows"}
 """What runs of one architecture may differ in; their data is known by its hash, not its path."""
 
 
-@dataclass(frozen=True)
-class Arm:
-    """An architecture: runs that differ in their seed and in nothing else."""
-
-    name: str
-    runs: tuple[int, ...]
-    """In the order of their seeds."""
-    seeds: tuple[int | None, ...]
-
-
-@dataclass(frozen=True)
-class TaskPart:
-    """A task's part in a difference of the mean centered score, by the paper's baselines."""
-
-    difference: float
-    """Of the centered scores."""
-    contribution: float
-    """To the difference of the mean."""
-    share: float | None
-    """Of the difference of the mean; none where that is zero."""
-    below_majority: bool
-    """Whether always giving the most frequent answer does as well as both, or better."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """One architecture against another, first minus second."""
-
-    first: str
-    second: str
-    seeds: str
-    measures: dict[str, Difference]
-    tasks: dict[str, TaskPart]
-    warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """All pairs of some architectures."""
-
-    arms: tuple[Arm, ...]
-    scores: dict[str, np.ndarray]
-    """By measure, of each run: core or tasks, and manipulation, of each version; nll."""
-    pairs: tuple[Pair, ...]
-    warnings: tuple[str, ...]
-    """Of all pairs alike."""
-
-
 def compare_runs(paths: Sequence[Path | str], *, seed: int = 0) -> Comparison:
-    """Compare runs, or results kept elsewhere, by what was measured of all of them."""
-    return compare([read_results(Path(path)) for path in paths], seed=seed)
+    """Compare runs, or results in other folders, by the measures that all of them have."""
+    return compare([read_measured_run(Path(path)) for path in paths], seed=seed)
 
 
-def compare(results: Sequence[KeptResults], *, seed: int = 0) -> Comparison:
-    """Compare models that were measured on the same examples."""
-    if len(results) < 2:
+def compare(runs: Sequence[MeasuredRun], *, seed: int = 0) -> Comparison:
+    """Compare models that were measured on the same units."""
+    if len(runs) < 2:
         raise ValueError("a comparison needs two runs or more")
-    _check_different(results)
-    arms = _arms(results)
-    cores = [one.core for one in results if one.core is not None]
-    nlls = [one.nll for one in results if one.nll is not None]
-    measures: dict[str, Scores] = {}
-    if len(cores) == len(results):
-        measures |= _core_scores(results, cores, seed=seed)
-    if len(nlls) == len(results):
-        measures["nll"] = _nll_scores(results, nlls, seed=seed)
-    hops = [one.hops for one in results if one.hops is not None]
-    if len(hops) == len(results):
-        measures["hops"] = _hops_scores(results, hops, seed=seed)
-    if not measures:
+    _check_different(runs)
+    groups = group_by_architecture(runs)
+    units = {
+        name: [run.units[name] for run in runs]
+        for name in MEASURES
+        if all(name in run.units for run in runs)
+    }
+    if not units:
         raise ValueError(
             "no measure was taken of all these runs; evaluate nll, hops or core on each"
         )
-    asked = cores if len(cores) == len(results) else []
-    pairs = [
-        _pair(first, second, measures, asked, seed=seed) for first, second in combinations(arms, 2)
-    ]
+    scores: dict[str, Scores] = {}
+    for name, of_runs in units.items():
+        _check_agree(runs, of_runs, MEASURES[name])
+        scores |= type(of_runs[0]).scores(of_runs, seed=seed)
     return Comparison(
-        arms=tuple(arms),
-        scores={name: scores.points for name, scores in measures.items()},
-        pairs=tuple(pairs),
-        warnings=tuple(_common_warnings(results)),
+        arms=tuple(_arm(group, runs, scores) for group in groups),
+        pairs=tuple(
+            _pair(first, second, scores, units, seed=seed)
+            for first, second in combinations(groups, 2)
+        ),
+        warnings=tuple(_common_warnings(runs, units)),
+        provenance=result_provenance(seed=seed),
     )
 
 
-def _check_different(results: Sequence[KeptResults]) -> None:
-    for first, second in combinations(results, 2):
+def _check_different(runs: Sequence[MeasuredRun]) -> None:
+    for first, second in combinations(runs, 2):
         if (first.checkpoint, first.schedule) == (second.checkpoint, second.schedule):
             raise ValueError(f"{first.path} and {second.path} are the same model")
 
 
-def _common_warnings(results: Sequence[KeptResults]) -> Iterator[str]:
-    for name, missing in (
-        ("CORE", [one for one in results if one.core is None]),
-        ("NLL", [one for one in results if one.nll is None]),
-    ):
-        if missing:
-            yield f"{name} is left out: it was not measured of {missing[0].path}"
-    without_hops = [one for one in results if one.hops is None]
-    if 0 < len(without_hops) < len(results):
-        yield f"hops is left out: it was not measured of {without_hops[0].path}"
-    if not any(one.core is None for one in results):
-        kept = results[0].core
-        assert kept is not None
-        for reason in kept.not_comparable_because:
-            yield f"not comparable with other results: {reason}"
-    nll = results[0].nll
-    if nll is not None and (worth := equal_documents(nll.tokens)) < FEW_DOCUMENTS:
-        as_good = "" if worth > len(nll.tokens) - 1 else f", unequal ones: as good as {worth:.0f}"
-        yield f"the intervals of the NLL come from {len(nll.nats)} documents{as_good}"
+def _check_agree(
+    runs: Sequence[MeasuredRun], units: Sequence[Units[Any]], measure: Measure
+) -> None:
+    """Reject runs that were measured with other settings, or on other units, than the first."""
+    first = units[0]
+    for run, of_run in zip(runs, units, strict=True):
+        for key, value in first.settings.items():
+            if of_run.settings[key] != value:
+                raise ValueError(
+                    f"{run.path}: {measure.label} was measured with {key} {of_run.settings[key]}, "
+                    f"and of {runs[0].path} with {value}"
+                )
+    for run, of_run in zip(runs, units, strict=True):
+        if (reason := of_run.mismatch(first)) is not None:
+            raise ValueError(f"{run.path}: {reason} {runs[0].path}")
 
 
-def equal_documents(tokens: np.ndarray) -> float:
-    """How many documents of one length would vary as these do: few, if a few hold most tokens."""
-    return float(tokens.sum()) ** 2 / float((tokens.astype(float) ** 2).sum())
+def _common_warnings(
+    runs: Sequence[MeasuredRun], units: Mapping[str, Sequence[Units[Any]]]
+) -> Iterator[str]:
+    for name, measure in MEASURES.items():
+        missing = [run for run in runs if name not in run.units]
+        is_expected = measure.warn_if_unmeasured or len(missing) < len(runs)
+        if missing and measure.units is not None and is_expected:
+            yield f"{measure.label} is left out: it was not measured of {missing[0].path}"
+    for of_runs in units.values():
+        yield from of_runs[0].warnings()
 
 
-def _arms(results: Sequence[KeptResults]) -> list[Arm]:
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The runs of one architecture."""
+
+    name: str
+    runs: tuple[int, ...]
+    """Indices, in the order of the seeds."""
+    seeds: tuple[int | None, ...]
+
+
+def group_by_architecture(runs: Sequence[MeasuredRun]) -> list[Group]:
     """Runs with equal configs and other seeds are one architecture, unless there is no other."""
-    groups: list[list[int]] = []
-    for index, one in enumerate(results):
-        for group in groups:
-            if all(_differ_by_seed(results[other], one) for other in group):
+    members: list[list[int]] = []
+    for index, run in enumerate(runs):
+        for group in members:
+            if all(_differ_by_seed(runs[other], run) for other in group):
                 group.append(index)
                 break
         else:
-            groups.append([index])
-    if len(groups) == 1:
-        groups = [[index] for index in groups[0]]
-    schedules = [results[group[0]].schedule for group in groups]
-    names = [results[group[0]].path.name for group in groups]
-    arms = []
-    for number, group in enumerate(groups):
-        group.sort(key=lambda index: (results[index].seed is None, results[index].seed))
-        path = results[group[0]].path
+            members.append([index])
+    if len(members) == 1:
+        members = [[index] for index in members[0]]
+    schedules = [runs[group[0]].schedule for group in members]
+    names = [runs[group[0]].path.name for group in members]
+    groups = []
+    for number, group in enumerate(members):
+        group.sort(key=lambda index: (runs[index].seed is None, runs[index].seed))
+        path = runs[group[0]].path
         if schedules.count(schedules[number]) == 1:
             name = schedules[number]
         else:
             name = names[number] if names.count(names[number]) == 1 else str(path)
-        arms.append(Arm(name, tuple(group), tuple(results[index].seed for index in group)))
-    return arms
+        seeds = tuple(runs[index].seed for index in group)
+        groups.append(Group(name=name, runs=tuple(group), seeds=seeds))
+    return groups
 
 
-def _differ_by_seed(one: KeptResults, other: KeptResults) -> bool:
+def _differ_by_seed(one: MeasuredRun, other: MeasuredRun) -> bool:
     if one.config is None or other.config is None or one.seed is None or one.seed == other.seed:
         return False
     if (one.trained_on, one.schedule) != (other.trained_on, other.schedule):
@@ -184,89 +145,46 @@ def _is_in_seconds(config: RunConfig) -> bool:
     return config.train is not None and config.train.seconds is not None
 
 
-def _check_agree(
-    results: Sequence[KeptResults],
-    kept: Sequence[KeptCore] | Sequence[KeptNLL] | Sequence[KeptHops],
-    what: str,
-) -> None:
-    for one, found in zip(results, kept, strict=True):
-        for key, value in kept[0].asked.items():
-            if found.asked[key] != value:
-                raise ValueError(
-                    f"{one.path}: {what} was measured with {key} {found.asked[key]}, and of "
-                    f"{results[0].path} with {value}"
-                )
-
-
-def _core_scores(
-    results: Sequence[KeptResults], cores: Sequence[KeptCore], *, seed: int
-) -> dict[str, Scores]:
-    first = cores[0]
-    _check_agree(results, cores, "CORE")
-    for one, kept in zip(results, cores, strict=True):
-        if _sizes(kept) != _sizes(first):
-            raise ValueError(f"{one.path}: answered other tasks than {results[0].path}")
-        if kept.baselines != first.baselines:
-            raise ValueError(f"{one.path}: has other random baselines than {results[0].path}")
-    right = {
-        label: np.stack([kept.right[label] for kept in cores], axis=1) for label in first.right
-    }
-    points = {label: found.mean(axis=0) for label, found in right.items()}
-    drawn = resampled_accuracies(right, seed=seed)
-    name = "core" if first.is_whole else "tasks"
-    found: dict[str, Scores] = {}
-    for version, baselines in first.baselines.items():
-        scored, resampled = all_centered(points, baselines), all_centered(drawn, baselines)
-        found[f"{name}_{version}"] = Scores(core(scored), core(resampled))
-        subset, of_resampled = manipulation(scored), manipulation(resampled)
-        if subset is not None and of_resampled is not None:
-            found[f"manipulation_{version}"] = Scores(subset, of_resampled)
-    return found
-
-
-def _sizes(kept: KeptCore) -> dict[str, int]:
-    return {label: len(right) for label, right in kept.right.items()}
-
-
-def _nll_scores(results: Sequence[KeptResults], kept: Sequence[KeptNLL], *, seed: int) -> Scores:
-    _check_agree(results, kept, "NLL")
-    for one, found in zip(results, kept, strict=True):
-        if not np.array_equal(found.tokens, kept[0].tokens):
-            raise ValueError(f"{one.path}: its documents are not those of {results[0].path}")
-    nats = np.stack([found.nats for found in kept], axis=1)
-    tokens = np.stack([found.tokens for found in kept], axis=1)
-    return Scores(nats.sum(axis=0) / tokens.sum(axis=0), resampled_ratios(nats, tokens, seed=seed))
-
-
-def _hops_scores(results: Sequence[KeptResults], kept: Sequence[KeptHops], *, seed: int) -> Scores:
-    _check_agree(results, kept, "hops")
-    for one, counts in zip(results, kept, strict=True):
-        if not np.array_equal(counts.questions, kept[0].questions):
-            raise ValueError(f"{one.path}: its sequences are not those of {results[0].path}")
-    right = np.stack([counts.right for counts in kept], axis=1)
-    questions = np.stack([counts.questions for counts in kept], axis=1)
-    points = right.sum(axis=0) / questions.sum(axis=0)
-    return Scores(points, resampled_ratios(right, questions, seed=seed))
+def _arm(group: Group, runs: Sequence[MeasuredRun], scores: Mapping[str, Scores]) -> Arm:
+    return Arm(
+        name=group.name,
+        runs=tuple(str(runs[index].path) for index in group.runs),
+        seeds=group.seeds,
+        scores={
+            name: float(of_runs.points[list(group.runs)].mean()) for name, of_runs in scores.items()
+        },
+    )
 
 
 def _pair(
-    first: Arm, second: Arm, measures: dict[str, Scores], cores: Sequence[KeptCore], *, seed: int
+    first: Group,
+    second: Group,
+    scores: Mapping[str, Scores],
+    units: Mapping[str, Sequence[Units[Any]]],
+    *,
+    seed: int,
 ) -> Pair:
     same_seeds = None not in first.seeds and first.seeds == second.seeds
-    found = {
+    differences = {
         name: difference(
-            scores.of(first.runs), scores.of(second.runs), same_seeds=same_seeds, seed=seed
+            of_runs.of(first.runs),
+            of_runs.of(second.runs),
+            same_seeds=same_seeds,
+            over=score_named(name).resampled,
+            seed=seed,
         )
-        for name, scores in measures.items()
+        for name, of_runs in scores.items()
     }
-    tasks = _task_parts(first, second, cores) if cores else {}
+    tasks: dict[str, TaskPart] = {}
+    for of_runs in units.values():
+        tasks |= type(of_runs[0]).task_parts(of_runs, first.runs, second.runs)
     return Pair(
         first=first.name,
         second=second.name,
         seeds=_seeds_in_words(len(first.runs), len(second.runs), same_seeds=same_seeds),
-        measures=found,
+        measures=differences,
         tasks=tasks,
-        warnings=tuple(_warnings(tasks)),
+        warnings=tuple(task_warnings(tasks)),
     )
 
 
@@ -280,33 +198,8 @@ def _seeds_in_words(first: int, second: int, *, same_seeds: bool) -> str:
     return f"{first} and {second} seeds: the interval is over seeds and examples"
 
 
-def _task_parts(first: Arm, second: Arm, cores: Sequence[KeptCore]) -> dict[str, TaskPart]:
-    kept = cores[0]
-    accuracies = {
-        label: tuple(
-            float(np.mean([cores[run].right[label].mean() for run in arm.runs]))
-            for arm in (first, second)
-        )
-        for label in kept.right
-    }
-    gaps = {
-        label: (one - other) / (1 - kept.baselines["v1"][label])
-        for label, (one, other) in accuracies.items()
-    }
-    total = sum(gaps.values())
-    return {
-        label: TaskPart(
-            difference=gap,
-            contribution=gap / len(gaps),
-            share=gap / total if total else None,
-            below_majority=max(accuracies[label]) <= kept.majority[label],
-        )
-        for label, gap in gaps.items()
-    }
-
-
-def _warnings(tasks: dict[str, TaskPart]) -> Iterator[str]:
-    """What a reader of a difference should hear before believing it."""
+def task_warnings(tasks: Mapping[str, TaskPart]) -> Iterator[str]:
+    """Whether one task carries a difference, and where both models are no better than guessing."""
     for label, part in tasks.items():
         if part.share is not None and part.share > ONE_TASK_IS_MOST and len(tasks) > 1:
             total = sum(one.contribution for one in tasks.values())
@@ -321,33 +214,3 @@ def _warnings(tasks: dict[str, TaskPart]) -> Iterator[str]:
             f"both are no better than always the most frequent answer on {len(below)} of "
             f"{len(tasks)} tasks: {some}"
         )
-
-
-def to_json(comparison: Comparison, results: Sequence[KeptResults]) -> dict[str, Any]:
-    """As it is printed."""
-    return {
-        "arms": [
-            {
-                "name": arm.name,
-                "runs": [str(results[index].path) for index in arm.runs],
-                "seeds": list(arm.seeds),
-                **{
-                    name: float(points[list(arm.runs)].mean())
-                    for name, points in comparison.scores.items()
-                },
-            }
-            for arm in comparison.arms
-        ],
-        "pairs": [
-            {
-                "first": pair.first,
-                "second": pair.second,
-                "seeds": pair.seeds,
-                **{name: found.to_json() for name, found in pair.measures.items()},
-                "tasks": {label: vars(part) for label, part in pair.tasks.items()},
-                "warnings": list(pair.warnings),
-            }
-            for pair in comparison.pairs
-        ],
-        "warnings": list(comparison.warnings),
-    }

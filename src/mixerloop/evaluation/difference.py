@@ -5,13 +5,14 @@ falls out of a difference. Seeds are few, and resampling two or three of them wo
 little of how seeds vary; they enter by their variance and a t distribution instead.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from mixerloop.intervals import estimate
+from mixerloop.results import Estimate, Over
 
 Verdict = Literal["resolved", "not resolved"]
 PAIRS_FROM = 4
@@ -31,22 +32,24 @@ class Scores(NamedTuple):
         return Scores(self.points[list(runs)], self.replicates[:, list(runs)])
 
 
-@dataclass(frozen=True)
-class Difference:
+@dataclass(frozen=True, kw_only=True)
+class Difference(Estimate):
     """First minus second, with a 95 % interval."""
 
-    difference: float
-    lower: float
-    upper: float
+    verdict: Verdict
+    """Resolved: zero is outside the interval."""
 
-    @property
-    def verdict(self) -> Verdict:
-        """Whether the interval leaves zero out."""
-        return "resolved" if self.lower > 0 or self.upper < 0 else "not resolved"
 
-    def to_json(self) -> dict[str, Any]:
-        """With its verdict."""
-        return asdict(self) | {"verdict": self.verdict}
+def judged(found: Estimate) -> Difference:
+    """A difference with its verdict."""
+    zero_is_outside = found.lower > 0 or found.upper < 0
+    return Difference(
+        value=found.value,
+        lower=found.lower,
+        upper=found.upper,
+        over=found.over,
+        verdict="resolved" if zero_is_outside else "not resolved",
+    )
 
 
 class _SeedNoise(NamedTuple):
@@ -59,12 +62,14 @@ class _SeedNoise(NamedTuple):
     """What of the variance the examples explain."""
 
 
-def difference(first: Scores, second: Scores, *, same_seeds: bool, seed: int = 0) -> Difference:
+def difference(
+    first: Scores, second: Scores, *, same_seeds: bool, over: Over = "examples", seed: int = 0
+) -> Difference:
     """The mean of the first runs minus that of the second.
 
     Runs of one architecture are its seeds; with `same_seeds` run i of both had the same. Where both
-    have one run only, the interval is over examples and says nothing of other seeds; where one has,
-    its seeds are taken to vary as the other's do.
+    have one run only, the interval is over the resampled units, which `over` names, and says
+    nothing of other seeds; where one has, its seeds are taken to vary as the other's do.
     """
     value = float(first.points.mean() - second.points.mean())
     by_examples = first.replicates.mean(axis=1) - second.replicates.mean(axis=1)
@@ -75,13 +80,14 @@ def difference(first: Scores, second: Scores, *, same_seeds: bool, seed: int = 0
     else:
         noise = _noise_of_two(first, second)
     if noise is None:
-        return Difference(*estimate(value, by_examples))
+        return judged(estimate(value, by_examples, over=over))
     # The seeds' part holds what chance does to single runs, so it is taken out of the examples'.
     left = 1 - noise.chance / max(by_examples.var(), np.finfo(float).tiny)
     example_part = np.tile(np.sqrt(max(0.0, left)) * (by_examples - value), SEED_DRAWS)
     generator = np.random.default_rng([seed, SEED_DRAWS])
     seed_part = generator.standard_t(noise.freedom, len(example_part)) * np.sqrt(noise.variance)
-    return Difference(*estimate(value, value + example_part + seed_part))
+    together = value + example_part + seed_part
+    return judged(estimate(value, together, over="seeds and examples"))
 
 
 def _noise(scores: Scores) -> _SeedNoise | None:

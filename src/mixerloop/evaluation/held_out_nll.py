@@ -1,50 +1,22 @@
 """`evaluate_nll`: the held-out NLL of a subject, by document, position and pass."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mixerloop import runs
 from mixerloop.config import check_fits
 from mixerloop.data.held_out import HeldOut
 from mixerloop.data.prepared import Prepared, open_prepared
-from mixerloop.evaluation.comparison import FEW_DOCUMENTS
-from mixerloop.evaluation.kept_results import write_nll
 from mixerloop.evaluation.looped_scorer import scorer_of
-from mixerloop.evaluation.nll import NLL, measure, summarise
+from mixerloop.evaluation.nll import measure, summarise
+from mixerloop.evaluation.nll_result import FEW_DOCUMENTS, NllFigures, NllResult, nll_details
 from mixerloop.files import file_sha256
 from mixerloop.schedule import first_passes, num_passes_of
-from mixerloop.subject import Heading, Subject
+from mixerloop.subject import Subject
 
 Progress = Callable[[str, int, int], None]
 """Called with the part that is measured, the tokens scored so far, and all tokens."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NLLResult:
-    """The held-out NLL of one subject."""
-
-    heading: Heading
-    figures: NLL
-    context: int
-    """Tokens of a window."""
-    warnings: tuple[str, ...]
-    by_passes: dict[int, NLL]
-    """With the loops stopped after so many passes."""
-    provenance: dict[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        """The content of nll.json."""
-        return {
-            **asdict(self.heading),
-            **_figures(self.figures),
-            "context": self.context,
-            "warnings": list(self.warnings),
-            "by_passes": {str(number): _figures(nll) for number, nll in self.by_passes.items()},
-            "provenance": self.provenance,
-        }
 
 
 def evaluate_nll(
@@ -54,7 +26,7 @@ def evaluate_nll(
     context: int | None = None,
     passes: tuple[int, ...] = (),
     progress: Progress | None = None,
-) -> NLLResult:
+) -> NllResult:
     """Score every held-out token but the first, and keep the result with the subject's results.
 
     `data` and `context` are those of the subject's own run where they are not given. `passes` also
@@ -79,16 +51,16 @@ def evaluate_nll(
         stopped = measure(scorer, held_out, progress=part(f"{number} passes"))
         by_passes[number] = summarise(stopped, held_out)
     figures = summarise(sums, held_out)
-    result = NLLResult(
-        heading=subject.heading(),
-        figures=figures,
+    result = NllResult(
+        **subject.heading(),
+        **vars(figures),
         context=held_out.context,
         warnings=_warnings(figures),
         by_passes=by_passes,
         provenance=subject.provenance(data=prepared.fingerprint),
     )
-    if subject.results is not None:
-        write_nll(subject.results, result.to_json(), sums, held_out)
+    nats, tokens = sums.nats.sum(axis=1), sums.tokens.sum(axis=1)
+    subject.save(result, details=nll_details(nats, tokens, held_out.text_bytes))
     return result
 
 
@@ -105,20 +77,7 @@ def _held_out(subject: Subject, data: Prepared, context: int | None) -> HeldOut:
     return data.held_out(context)
 
 
-def _figures(nll: NLL) -> dict[str, Any]:
-    return {
-        "nll": nll.nll._asdict(),
-        "bits_per_byte": None if nll.bits_per_byte is None else nll.bits_per_byte._asdict(),
-        "accuracy": nll.accuracy._asdict(),
-        "by_position": [
-            place._asdict() | {"nll": place.nll._asdict()} for place in nll.by_position
-        ],
-        "documents": nll.documents,
-        "tokens": nll.tokens,
-    }
-
-
-def _warnings(nll: NLL) -> tuple[str, ...]:
+def _warnings(nll: NllFigures) -> tuple[str, ...]:
     if nll.documents >= FEW_DOCUMENTS:
         return ()
     return (f"the intervals come from {nll.documents} documents; do not trust them far",)

@@ -6,14 +6,14 @@ another number: the mean over the first whole windows only (`mixerloop.training.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from mixerloop.data.held_out import HeldOut
+from mixerloop.evaluation.nll_result import NllAtPositions, NllFigures
 from mixerloop.evaluation.scorer import Candidate, Scorer
-from mixerloop.intervals import Estimate, bootstrap_ratio, estimate, resampled_ratios
+from mixerloop.intervals import bootstrap_ratio, estimate, resampled_ratios
 
 Progress = Callable[[int, int], None]
 """Told how many tokens are scored, of how many."""
@@ -27,28 +27,6 @@ class DocumentSums:
     tokens: Int[np.ndarray, "documents bins"]
     right: Int[np.ndarray, " documents"]
     """Tokens that were the most likely one."""
-
-
-class Place(NamedTuple):
-    """The NLL of tokens with some number of tokens before them in the window."""
-
-    first: int
-    last: int
-    nll: Estimate
-
-
-@dataclass(frozen=True, kw_only=True)
-class NLL:
-    """What a model loses on held-out tokens."""
-
-    nll: Estimate
-    """Nats per token."""
-    bits_per_byte: Estimate | None
-    accuracy: Estimate
-    """The share of tokens that are the most likely one."""
-    by_position: list[Place]
-    documents: int
-    tokens: int
 
 
 def measure(scorer: Scorer, held_out: HeldOut, *, progress: Progress | None = None) -> DocumentSums:
@@ -79,13 +57,17 @@ def edges(context: int) -> np.ndarray:
     return np.array([*doubling, context])
 
 
-def summarise(sums: DocumentSums, held_out: HeldOut) -> NLL:
+def summarise(sums: DocumentSums, held_out: HeldOut) -> NllFigures:
     """Sums over documents to figures with intervals."""
     nats, tokens = sums.nats.sum(axis=1), sums.tokens.sum(axis=1)
     replicates = resampled_ratios(sums.nats, sums.tokens)
     at = edges(held_out.context)
     places = [
-        Place(int(first), int(last) - 1, estimate(float(value), drawn))
+        NllAtPositions(
+            first=int(first),
+            last=int(last) - 1,
+            nll=estimate(float(value), drawn, over="documents"),
+        )
         for first, last, value, drawn in zip(
             at[:-1],
             at[1:],
@@ -96,11 +78,14 @@ def summarise(sums: DocumentSums, held_out: HeldOut) -> NLL:
         if not np.isnan(drawn).all()
     ]
     sizes = held_out.text_bytes
-    return NLL(
-        nll=bootstrap_ratio(nats, tokens),
-        bits_per_byte=None if sizes is None else bootstrap_ratio(nats / np.log(2), sizes),
-        accuracy=bootstrap_ratio(sums.right, tokens),
-        by_position=places,
+    bits = None
+    if sizes is not None:
+        bits = bootstrap_ratio(nats / np.log(2), sizes, over="documents")
+    return NllFigures(
+        nll=bootstrap_ratio(nats, tokens, over="documents"),
+        bits_per_byte=bits,
+        accuracy=bootstrap_ratio(sums.right, tokens, over="documents"),
+        by_position=tuple(places),
         documents=held_out.num_documents,
         tokens=int(tokens.sum()),
     )

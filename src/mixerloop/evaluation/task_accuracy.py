@@ -1,9 +1,8 @@
 """Accuracy on a synthetic task: the share of right answers in each group, beside a guess."""
 
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,13 +13,13 @@ from mixerloop.config import check_fits
 from mixerloop.data.prepared import Prepared, open_prepared
 from mixerloop.data.tasks.task import NUM_SEQUENCES as SEQUENCES_OF_SPLIT
 from mixerloop.data.tasks.task import Task
-from mixerloop.intervals import Estimate, bootstrap_ratio
+from mixerloop.evaluation.task_result import GroupAccuracy, TaskResult, sequence_details
+from mixerloop.intervals import bootstrap_ratio
 from mixerloop.ops.precision import compute_in
-from mixerloop.subject import Heading, Subject
+from mixerloop.subject import Subject
 
 BATCH = 256
 CPU = torch.device("cpu")
-TASK = "task.json"
 NUM_SEQUENCES = SEQUENCES_OF_SPLIT["held_out"]
 """The held-out sequences of a task."""
 
@@ -44,42 +43,6 @@ class TaskCounts(NamedTuple):
     """The share of right guesses; see `Task.guesses`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupAccuracy:
-    """The share of right answers to the questions of one group."""
-
-    group: int
-    questions: int
-    accuracy: Estimate
-    guess: float
-    """The share of right guesses; see `Task.guesses`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskResult:
-    """The accuracy of one subject on a synthetic task."""
-
-    heading: Heading
-    task: str
-    group_name: str
-    """What the number of a group counts."""
-    accuracy_by_group: tuple[GroupAccuracy, ...]
-    provenance: dict[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        """The content of task.json."""
-        return {
-            **asdict(self.heading),
-            "task": self.task,
-            "group_name": self.group_name,
-            "accuracy_by_group": [
-                asdict(part) | {"accuracy": part.accuracy._asdict()}
-                for part in self.accuracy_by_group
-            ],
-            "provenance": self.provenance,
-        }
-
-
 def evaluate_task(
     subject: Subject, *, data: Path | str | None = None, sequences: int = NUM_SEQUENCES
 ) -> TaskResult:
@@ -92,13 +55,13 @@ def evaluate_task(
         raise ValueError(f"{prepared.folder}: not a folder of a synthetic task")
     counts = count_answers(subject, prepared, sequences=sequences)
     result = TaskResult(
-        heading=subject.heading(),
+        **subject.heading(),
         task=prepared.task.name,
         group_name=prepared.task.group_name,
         accuracy_by_group=tuple(summarise(counts)),
         provenance=subject.provenance(data=prepared.fingerprint),
     )
-    subject.keep(TASK, result.to_json())
+    subject.save(result, details=sequence_details(counts.right, counts.questions))
     return result
 
 
@@ -126,7 +89,9 @@ def summarise(counts: TaskCounts) -> list[GroupAccuracy]:
         GroupAccuracy(
             group=group,
             questions=int(counts.questions[:, index].sum()),
-            accuracy=bootstrap_ratio(counts.right[:, index], counts.questions[:, index]),
+            accuracy=bootstrap_ratio(
+                counts.right[:, index], counts.questions[:, index], over="sequences"
+            ),
             guess=float(counts.guess[index]),
         )
         for index, group in enumerate(counts.groups)

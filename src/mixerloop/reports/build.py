@@ -1,17 +1,22 @@
 """From results to a report: what was compared, what was found, and where every number is from."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from mixerloop import paper
-from mixerloop.measures import measure_named
+from mixerloop.evaluation.comparison_result import Comparison
+from mixerloop.measures import score_named
 from mixerloop.notation import parse
 from mixerloop.reports import charts
-from mixerloop.reports.blocks import Block, Drawing, Findings, Paragraph, Report, Section, Table
+from mixerloop.reports.elements import Drawing, Element, Findings, Paragraph, Report, Section, Table
 from mixerloop.reports.provenance_section import provenance
-from mixerloop.reports.results_section import arm_names, measures, results
+from mixerloop.reports.results_section import arm_names, results
 from mixerloop.reports.schedule_diagram import draw
-from mixerloop.reports.study_results import ArmResults, PartResults, StudyResults
+from mixerloop.reports.study_results import (
+    ArmResults,
+    PartResults,
+    PrefillTimes,
+    StudyResults,
+)
 from mixerloop.reports.transport_section import transport
 
 MATCHED = {
@@ -30,13 +35,13 @@ def build_report(study: StudyResults) -> Report:
         if part.arms:
             sections.append(Section(f"{part.name}: compared", list(_compared(part))))
             sections.append(Section(f"{part.name}: results", list(results(part))))
-            if blocks := list(transport(part)):
-                sections.append(Section(f"{part.name}: what each pass does", blocks))
-    for number, (of, found) in enumerate(study.prefills.items(), start=1):
-        sections.append(Section(f"{of}prefill".capitalize(), _prefill(found, number)))
+            if elements := list(transport(part)):
+                sections.append(Section(f"{part.name}: what each pass does", elements))
+    for number, (of, times) in enumerate(study.prefills.items(), start=1):
+        sections.append(Section(f"{of}prefill".capitalize(), _prefill(times, number)))
     sections.append(Section("The paper's figures", _paper()))
     sections.append(Section("Where every number is from", list(provenance(study))))
-    return Report(study.plan["title"], study.plan["about"], sections)
+    return Report(study.title, study.about, sections)
 
 
 def findings(study: StudyResults) -> list[str]:
@@ -44,88 +49,89 @@ def findings(study: StudyResults) -> list[str]:
     found = []
     for part in study.parts:
         if part.comparison is not None:
-            found += [_ordering(part, name) for name, _ in measures(part.comparison["pairs"][0])]
-    for of, case in ((of, case) for of, one in study.prefills.items() for case in one["cases"]):
-        low, high = case["mixer_over_full_quartiles"]
-        prompts = "one prompt" if case["batch"] == 1 else f"{case['batch']} prompts at once"
+            found += [_ordering(part, part.comparison, name) for name in _scores(part.comparison)]
+    for of, case in ((of, case) for of, times in study.prefills.items() for case in times.cases):
+        low, high = case.mixer_over_full_quartiles
+        prompts = "one prompt" if case.batch == 1 else f"{case.batch} prompts at once"
         found.append(
-            f"{of}prefill: at {case['size']} the mixer loop reads {prompts} "
-            f"{case['mixer_over_full']:.2f} [{low:.2f}, {high:.2f}] times as fast as the full loop"
+            f"{of}prefill: at {case.size} the mixer loop reads {prompts} "
+            f"{case.mixer_over_full:.2f} [{low:.2f}, {high:.2f}] times as fast as the full loop"
         )
     return found or ["nothing was compared"]
 
 
-def _ordering(part: PartResults, measure: str) -> str:
-    """Best first; what is not resolved is told."""
-    assert part.comparison is not None
-    names, pairs = arm_names(part), part.comparison["pairs"]
-    of = measure_named(measure)
-    arms = sorted(
-        part.comparison["arms"], key=lambda arm: arm[measure], reverse=of.higher_is_better
-    )
+def _scores(comparison: Comparison) -> list[str]:
+    return list(comparison.pairs[0].measures)
+
+
+def _ordering(part: PartResults, comparison: Comparison, name: str) -> str:
+    """The models by a score, best first, and the pairs whose order is not resolved."""
+    names, pairs = arm_names(part), comparison.pairs
+    score = score_named(name)
+    arms = sorted(comparison.arms, key=lambda arm: arm.scores[name], reverse=score.higher_is_better)
     order = ", ".join(
-        f"{names[arm['name']]} {of.scale * arm[measure]:.{of.digits}f}" for arm in arms
+        f"{names[arm.name]} {score.scale * arm.scores[name]:.{score.digits}f}" for arm in arms
     )
     open_pairs = [
-        f"{names[pair['first']]} and {names[pair['second']]}"
+        f"{names[pair.first]} and {names[pair.second]}"
         for pair in pairs
-        if pair[measure]["verdict"] != "resolved"
+        if pair.measures[name].verdict != "resolved"
     ]
     resolved = "every difference is resolved" if len(pairs) > 1 else "the difference is resolved"
     if open_pairs:
         resolved = f"not resolved: {'; '.join(open_pairs)}"
-    seeds = "; or ".join(sorted({pair["seeds"] for pair in pairs}))
-    return f"{part.name}, {of.title}, best first: {order}; {resolved} ({seeds})"
+    seeds = "; or ".join(sorted({pair.seeds for pair in pairs}))
+    return f"{part.name}, {score.title}, best first: {order}; {resolved} ({seeds})"
 
 
-def _unfinished(study: StudyResults) -> Iterator[Block]:
+def _unfinished(study: StudyResults) -> Iterator[Element]:
     if missing := [name for part in study.parts for name in part.missing]:
         yield Paragraph(f"Not finished, and so not in here: {', '.join(missing)}.")
 
 
-def _compared(part: PartResults) -> Iterator[Block]:
-    facts = part.facts
-    alike = [arm.facts for arm in part.arms if not arm.facts.get("deepened")]
-    sizes = sorted({(arm["num_layers"], arm["d_model"]) for arm in alike})
+def _compared(part: PartResults) -> Iterator[Element]:
+    plan = part.plan
+    alike = [arm.plan for arm in part.arms if arm.plan.deepened is None]
+    sizes = sorted({(arm.num_layers, arm.d_model) for arm in alike})
     size = " or ".join(f"{layers} layers, width {width}" for layers, width in sizes)
     models = f"{len(alike)} models of {size}" if len(alike) > 1 else f"One model of {size}"
-    seeds = ", ".join(map(str, facts["seeds"]))
+    seeds = ", ".join(map(str, plan.seeds))
     if alike:
-        matched = MATCHED[facts["match"]]
-        yield Paragraph(f"{models}, on {facts['data']}; seeds {seeds}. {matched}")
+        yield Paragraph(f"{models}, on {plan.data}; seeds {seeds}. {MATCHED[plan.match]}")
     for other in part.arms:
-        if other.facts.get("deepened"):
+        if other.plan.deepened is not None:
             yield Paragraph(
-                f"Besides, {other.name} has {other.facts['num_layers']} layers, so that a token "
-                f"costs what it costs in {other.facts['deepened']}: a control with more parameters."
+                f"Besides, {other.name} has {other.plan.num_layers} layers, so that a token "
+                f"costs what it costs in {other.plan.deepened}: a control with more parameters."
             )
     by_cost: dict[tuple[int, int], list[ArmResults]] = {}
-    for one in part.arms:
-        by_cost.setdefault((one.facts["macs"]["mixer"], one.facts["macs"]["ffn"]), []).append(one)
-    for number, arms in enumerate(by_cost.values(), start=1):  # a picture has one scale of costs
-        schedules = {one.name: parse(one.facts["schedule"]) for one in arms}
+    for arm in part.arms:
+        by_cost.setdefault((arm.plan.macs["mixer"], arm.plan.macs["ffn"]), []).append(arm)
+    for number, ((mixer, ffn), arms) in enumerate(by_cost.items(), start=1):
+        schedules = {arm.name: parse(arm.plan.schedule) for arm in arms}
         name = f"{part.name}-schedules" + (f"-{number}" if len(by_cost) > 1 else "")
-        yield Drawing(name, "The schedules", draw(schedules, arms[0].facts["macs"]))
+        # A picture has one scale of costs.
+        yield Drawing(name, "The schedules", draw(schedules, {"mixer": mixer, "ffn": ffn}))
 
 
-def _prefill(found: dict[str, Any], number: int) -> list[Block]:
-    cases = found["cases"]
-    loops = list(cases[0]["milliseconds"])
+def _prefill(times: PrefillTimes, number: int) -> list[Element]:
+    cases = times.cases
+    loops = list(cases[0].milliseconds)
     rows = [
         [
-            case["size"],
-            str(case["batch"]),
-            *(f"{case['milliseconds'][loop][0]:,.0f}" for loop in loops),
-            f"{case['mixer_over_full']:.2f} [{case['mixer_over_full_quartiles'][0]:.2f}, "
-            f"{case['mixer_over_full_quartiles'][1]:.2f}]",
-            f"{case['flop_limit']:.2f}",
+            case.size,
+            str(case.batch),
+            *(f"{case.milliseconds[loop][0]:,.0f}" for loop in loops),
+            f"{case.mixer_over_full:.2f} [{case.mixer_over_full_quartiles[0]:.2f}, "
+            f"{case.mixer_over_full_quartiles[1]:.2f}]",
+            f"{case.flop_limit:.2f}",
         ]
         for case in cases
     ]
     columns = ["size", "prompts", *(f"{loop}, ms" for loop in loops), "mixer over full", "by work"]
-    busy, device = (found["provenance"].get(key) for key in ("busy_cores", "device"))
+    busy, device = (times.provenance.get(key) for key in ("busy_cores", "device"))
     note = (
-        f"{cases[0]['length']:,} tokens{'' if device is None else f', on {device}'}; medians, and "
+        f"{cases[0].length:,} tokens{'' if device is None else f', on {device}'}; medians, and "
         "the quartiles of the ratio round by round. "
         + ("" if busy is None else f"Meanwhile other work took {busy:.1f} cores. ")
         + f"The paper, on a GPU: {paper.PREFILL}."
@@ -135,7 +141,7 @@ def _prefill(found: dict[str, Any], number: int) -> list[Block]:
     return [figure.renamed(name), Table("Prefill", columns, rows, note)]
 
 
-def _paper() -> list[Block]:
+def _paper() -> list[Element]:
     rows = []
     for size, by_loop in paper.HELD_OUT_NLL.items():
         for loop, nll in by_loop.items():

@@ -1,11 +1,13 @@
 """The charts of a report, other than those of transport."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from mixerloop.evaluation.hops_result import HopsResult
+from mixerloop.evaluation.nll_result import NllResult
 from mixerloop.reports.figure import Figure, Row, data, dressed, model_color
 from mixerloop.reports.student_t import over_runs
-from mixerloop.reports.study_results import PartResults
+from mixerloop.reports.study_results import PartResults, PrefillCase
 
 if TYPE_CHECKING:
     import altair as alt
@@ -23,8 +25,8 @@ def curves(part: PartResults) -> Figure | None:
         {
             "model": arm.name,
             "seed": run.seed,
-            "tokens": point["tokens"],
-            "held_out_nll": point["held_out_nll"],
+            "tokens": point.tokens,
+            "held_out_nll": point.held_out_nll,
         }
         for arm in part.arms
         for run in arm.runs
@@ -60,15 +62,16 @@ def against_cost(part: PartResults) -> Figure | None:
         {
             "model": arm.name,
             "seed": run.seed,
-            "training_flops": arm.facts["flops_per_token"] * run.tokens,
+            "training_flops": arm.plan.flops_per_token * run.tokens,
             "training_seconds": run.seconds,
-            "nll": run.results["nll"]["nll"]["value"],
-            "low": run.results["nll"]["nll"]["lower"],
-            "high": run.results["nll"]["nll"]["upper"],
+            "nll": result.nll.value,
+            "low": result.nll.lower,
+            "high": result.nll.upper,
         }
         for arm in part.arms
         for run in arm.runs
-        if "nll" in run.results and run.tokens is not None and run.seconds is not None
+        for result in run.results.values()
+        if isinstance(result, NllResult) and run.tokens is not None and run.seconds is not None
     ]
     if not rows:
         return None
@@ -103,18 +106,18 @@ def hops(part: PartResults) -> Figure | None:
     rows: list[Row] = []
     guess: dict[int, float] = {}
     for arm in part.arms:
-        found = arm.measured("hops")
-        for position in range(len(found[0]["accuracy_by_hop"]) if found else 0):
-            asked = [one["accuracy_by_hop"][position] for one in found]
-            guess[asked[0]["hops"]] = asked[0]["guess"]
-            value, low, high = over_runs([one["accuracy"] for one in asked])
+        results = arm.measured(HopsResult)
+        for of_seeds in zip(*(result.accuracy_by_hop for result in results), strict=True):
+            number = of_seeds[0].hops
+            guess[number] = of_seeds[0].guess
+            accuracy = over_runs([one.accuracy for one in of_seeds])
             rows.append(
                 {
                     "model": arm.name,
-                    "hops": asked[0]["hops"],
-                    "accuracy": value,
-                    "low": low,
-                    "high": high,
+                    "hops": number,
+                    "accuracy": accuracy.value,
+                    "low": accuracy.lower,
+                    "high": accuracy.upper,
                 }
             )
     if not rows:
@@ -137,18 +140,18 @@ def hops(part: PartResults) -> Figure | None:
     return Figure(f"{part.name}-accuracy", "Accuracy by hop", rows, dressed(chart))
 
 
-def prefill(cases: Sequence[dict[str, Any]]) -> Figure:
+def prefill(cases: Sequence[PrefillCase]) -> Figure:
     """How many times as many tokens a second the mixer loop reads as the full loop."""
     import altair as alt
 
     rows: list[Row] = [
         {
-            "size": case["size"],
-            "batch": case["batch"],
-            "mixer_over_full": case["mixer_over_full"],
-            "low": case["mixer_over_full_quartiles"][0],
-            "high": case["mixer_over_full_quartiles"][1],
-            "by_work": case["flop_limit"],
+            "size": case.size,
+            "batch": case.batch,
+            "mixer_over_full": case.mixer_over_full,
+            "low": case.mixer_over_full_quartiles[0],
+            "high": case.mixer_over_full_quartiles[1],
+            "by_work": case.flop_limit,
         }
         for case in cases
     ]

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from mixerloop.files import write_file
-from mixerloop.reports.blocks import Drawing, Findings, Paragraph, Report, Table, as_markdown
+from mixerloop.reports.elements import Drawing, Findings, Paragraph, Report, Table, as_markdown
 from mixerloop.reports.figure import Figure, vega_version
 from mixerloop.study_folder import FIGURES, REPORT
 
@@ -19,9 +19,9 @@ def write_report(report: Report, page: Path) -> None:
     for figure in report.figures():
         figure.write(folder)
     for section in report.sections:
-        for block in section.blocks:
-            if isinstance(block, Drawing):
-                write_file(folder / f"{block.name}.svg", block.svg)
+        for element in section.elements:
+            if isinstance(element, Drawing):
+                write_file(folder / f"{element.name}.svg", element.svg)
     write_file(page.with_suffix(".md"), as_markdown(report, figures))
     write_file(page, as_page(report))
 
@@ -45,9 +45,9 @@ def as_page(report: Report) -> str:
     )
 
 
-def _kind(block: object) -> str:
+def _kind(element: object) -> str:
     kinds = {Paragraph: "paragraph", Findings: "findings", Table: "table"}
-    return {**kinds, Drawing: "drawing", Figure: "figure"}[type(block)]
+    return {**kinds, Drawing: "drawing", Figure: "figure"}[type(element)]
 
 
 def _spec(figure: Figure) -> str:

@@ -1,25 +1,27 @@
 """Where every number of a report is from."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mixerloop.reports.blocks import Block, Paragraph, Table
+from mixerloop.reports.elements import Element, Paragraph, Table
 from mixerloop.reports.study_results import StudyResults
+from mixerloop.results import encode
 
 COLUMNS = ["of", "result", "seed", "operators", "type", "weights", "data", "commit", "made"]
+Facts = Mapping[str, Any]
+"""A provenance as JSON: those of training and of benchmarks have facts of their own."""
 
 
-def provenance(results: StudyResults) -> Iterator[Block]:
+def provenance(results: StudyResults) -> Iterator[Element]:
     """A row for every result, and the machines they were made on."""
     births = list(_births(results))
     rows = [
         [
-            *(of, what, str(facts.get("seed", "")), str(facts.get("form", ""))),
-            str(facts.get("compute_dtype", "")),
-            str(facts.get("checkpoint_sha256", ""))[:10],
-            str(facts.get("data", ""))[:10],
+            *(of, what, _text(facts, "seed"), _operators(facts)),
+            *(_text(facts, "compute_dtype"), _text(facts, "checkpoint_sha256")[:10]),
+            _text(facts, "data")[:10],
             (facts.get("commit") or "")[:10] + "+" * bool(facts.get("dirty")),
-            str(facts.get("created", "")),
+            _text(facts, "created"),
         ]
         for of, what, facts in births
     ]
@@ -29,20 +31,33 @@ def provenance(results: StudyResults) -> Iterator[Block]:
         yield Paragraph(where)
 
 
-def _births(results: StudyResults) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Of what, which result, and what it says of itself."""
+def _births(results: StudyResults) -> Iterator[tuple[str, str, Facts]]:
+    """The model, the measure, and the provenance of every result."""
     for part in results.parts:
         for run in (run for arm in part.arms for run in arm.runs):
             of = f"{part.name}/{run.path.name}"
             if run.provenance:
                 yield of, "training", run.provenance
-            for what, result in run.results.items():
-                yield of, what, result["provenance"] | {"seed": run.seed}
+            for measure, result in run.results.items():
+                yield of, measure, encode(result.provenance) | {"seed": run.seed}
     for of, prefill in results.prefills.items():
-        yield f"{of}the machine", "prefill", prefill["provenance"]
+        yield f"{of}the machine", "prefill", prefill.provenance
 
 
-def _machine(facts: dict[str, Any]) -> str:
+def _text(facts: Facts, key: str) -> str:
+    value = facts.get(key)
+    return "" if value is None else str(value)
+
+
+def _operators(facts: Facts) -> str:
+    """The forms that ran, each once."""
+    forms = facts.get("forms")
+    if isinstance(forms, dict):
+        return ", ".join(dict.fromkeys(forms.values()))
+    return _text(facts, "form")
+
+
+def _machine(facts: Facts) -> str:
     machine, versions = facts["machine"], facts["versions"]
     names = ", ".join(f"{name} {version}" for name, version in versions.items())
     return f"{machine['processor']}, {machine['cores']} cores, {machine['system']}: {names}."

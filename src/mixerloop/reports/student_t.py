@@ -1,7 +1,9 @@
 """The mean of a few seeds, and how far it can be trusted."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+
+from mixerloop.results import Estimate
 
 QUANTILES = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179),
@@ -12,17 +14,19 @@ QUANTILES = (
 MANY = 1.960
 
 
-def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The mean of two values or more with its 95 % interval."""
+def mean_and_interval(values: Sequence[float]) -> Estimate:
+    """The mean of two values or more with its 95 % interval over seeds."""
     size = len(values)
     mean = sum(values) / size
     spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (size - 1) / size)
     quantile = QUANTILES[size - 2] if size - 2 < len(QUANTILES) else MANY
-    return mean, mean - quantile * spread, mean + quantile * spread
+    return Estimate(
+        value=mean, lower=mean - quantile * spread, upper=mean + quantile * spread, over="seeds"
+    )
 
 
-def over_runs(found: Sequence[Mapping[str, float]]) -> tuple[float, float, float]:
-    """Several seeds: their mean and its interval. One: its own."""
-    if len(found) == 1:
-        return found[0]["value"], found[0]["lower"], found[0]["upper"]
-    return mean_and_interval([one["value"] for one in found])
+def over_runs(estimates: Sequence[Estimate]) -> Estimate:
+    """The mean of several seeds with its interval; the estimate itself of a single seed."""
+    if len(estimates) == 1:
+        return estimates[0]
+    return mean_and_interval([one.value for one in estimates])

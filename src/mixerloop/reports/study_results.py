@@ -5,28 +5,26 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mixerloop import runs, study_folder
+from mixerloop.evaluation.comparison_result import Comparison
 from mixerloop.files import read_json
+from mixerloop.measures import MEASURES
+from mixerloop.result_files import read_result, read_typed
+from mixerloop.results import Result
+from mixerloop.study_folder import PlannedArm, PlannedCell, PlannedPart, StudyPlan
+
+R = TypeVar("R", bound=Result)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArmResults:
-    """One model: what it is, and its runs."""
+class CurvePoint:
+    """The held-out NLL at a step of training."""
 
-    facts: dict[str, Any]
-    """As the plan has them: name, schedule, parameters, flops_per_token, ..."""
-    runs: "list[RunResults]"
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-        return self.facts["name"]
-
-    def measured(self, what: str) -> "list[dict[str, Any]]":
-        """One result of each run that has it."""
-        return [run.results[what] for run in self.runs if what in run.results]
+    tokens: int
+    """Trained on so far."""
+    held_out_nll: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,148 +33,214 @@ class RunResults:
 
     path: Path
     seed: int | None
-    results: dict[str, dict[str, Any]]
-    """By file name without its ending: nll, hops, core, transport."""
-    curve: list[dict[str, Any]]
-    """Steps at which the held-out NLL was measured: step, tokens, flops, held_out_nll."""
+    results: Mapping[str, Result]
+    """By measure."""
+    curve: list[CurvePoint]
     seconds: float | None
     """Of training."""
     tokens: int | None
-    provenance: dict[str, Any]
+    """Trained on."""
+    provenance: Mapping[str, Any]
+    """Of training, as JSON: the run directory's own format."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmResults:
+    """One model and its runs."""
+
+    plan: PlannedArm
+    runs: list[RunResults]
+
+    @property
+    def name(self) -> str:
+        """The model's name in the plan."""
+        return self.plan.name
+
+    def measured(self, kind: type[R]) -> list[R]:
+        """The results of a type, one of each run that has it."""
+        return [
+            result for run in self.runs for result in run.results.values() if type(result) is kind
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartResults:
     """Models that were compared."""
 
-    facts: dict[str, Any]
+    plan: PlannedPart
     arms: list[ArmResults]
-    comparison: dict[str, Any] | None
+    """Models with a finished run or more."""
+    comparison: Comparison | None
     missing: list[str]
     """Cells that are not trained, or not measured as planned."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
-        return self.facts["name"]
+        """The part's name in the plan."""
+        return self.plan.name
+
+    def measured(self, kind: type[R]) -> list[R]:
+        """The results of a type, of all models."""
+        return [result for arm in self.arms for result in arm.measured(kind)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillCase:
+    """Prefill of one size and batch, as `mixerloop bench prefill` times it."""
+
+    size: str
+    batch: int
+    length: int
+    """Tokens of a prompt."""
+    milliseconds: dict[str, tuple[float, float, float]]
+    """By loop: the median and the quartiles."""
+    mixer_over_full: float
+    """How many times as many tokens a second the mixer loop reads as the full loop."""
+    mixer_over_full_quartiles: tuple[float, float]
+    flop_limit: float
+    """The same ratio from the work of the projections alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillTimes:
+    """The content of prefill.json."""
+
+    cases: tuple[PrefillCase, ...]
+    provenance: dict[str, Any]
+    """As JSON: the format of `mixerloop bench`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyResults:
-    """All of it."""
+    """Everything a report shows of a study, or of several."""
 
-    plan: dict[str, Any]
+    title: str
+    about: str
     parts: list[PartResults]
-    prefills: dict[str, dict[str, Any]]
-    """Of each study that timed it, under its name; of a single study under no name."""
+    prefills: Mapping[str, PrefillTimes]
+    """Of each study that timed prefill, under its name; of a single study under no name."""
 
 
 def read_study(folder: Path) -> StudyResults:
     """Read the folder of a study, finished or not."""
     plan = study_folder.read_plan(folder)
-    parts = {part["name"] for part in plan["parts"]}
-    for name in (*parts, *(cell["name"] for cell in plan["cells"])):
+    parts = {part.name for part in plan.parts}
+    for name in (*parts, *(cell.name for cell in plan.cells)):
         of, _, run = name.rpartition("/")
         if run.startswith(".") or (of or run) not in parts or of.startswith("."):
             raise ValueError(f"{folder / study_folder.PLAN}: '{name}' is no name of this study's")
-    comparisons = {
-        part["name"]: _read(folder / part["name"] / study_folder.COMPARISON)
-        for part in plan["parts"]
-    }
-    prefill = _read(folder / study_folder.PREFILL)
+    comparisons = {part.name: _comparison(folder, part.name) for part in plan.parts}
+    prefill = _prefill(folder / study_folder.PREFILL)
     found = gather(plan, folder, comparisons)
     return found if prefill is None else dataclasses.replace(found, prefills={"": prefill})
 
 
 def joined(studies: Mapping[str, StudyResults]) -> StudyResults:
-    """Several studies on one page; their parts are called by the study's name, too."""
+    """Several studies on one page; the name of a part begins with the name of its study."""
     parts = [
         dataclasses.replace(
             part,
-            facts=part.facts | {"name": f"{name}-{part.name}"},
+            plan=dataclasses.replace(part.plan, name=f"{name}-{part.name}"),
             missing=[f"{name}/{cell}" for cell in part.missing],
         )
         for name, study in studies.items()
         for part in study.parts
     ]
-    plans = [study.plan for study in studies.values()]
-    plan = {
-        "title": " and ".join(plan["title"] for plan in plans),
-        "about": "\n\n".join(plan["about"] for plan in plans),
-    }
-    prefills = {
-        f"{name}, ": one for name, study in studies.items() for one in study.prefills.values()
-    }
-    return StudyResults(plan=plan, parts=parts, prefills=prefills)
+    return StudyResults(
+        title=" and ".join(study.title for study in studies.values()),
+        about="\n\n".join(study.about for study in studies.values()),
+        parts=parts,
+        prefills={
+            f"{name}, ": one for name, study in studies.items() for one in study.prefills.values()
+        },
+    )
 
 
 def gather(
-    plan: dict[str, Any],
-    folder: Path,
-    comparisons: Mapping[str, dict[str, Any] | None],
+    plan: StudyPlan, folder: Path, comparisons: Mapping[str, Comparison | None]
 ) -> StudyResults:
     """Read the runs of a plan."""
     parts = []
-    for part in plan["parts"]:
-        cells = [cell for cell in plan["cells"] if cell["part"] == part["name"]]
-        found = {cell["name"]: _run(folder, cell) for cell in cells}
+    for part in plan.parts:
+        cells = [cell for cell in plan.cells if cell.part == part.name]
+        found = {cell.name: _run(folder, cell) for cell in cells}
         arms = [
             ArmResults(
-                facts=arm,
+                plan=arm,
                 runs=[
                     run
                     for cell in cells
-                    if cell["arm"] == arm["name"] and (run := found[cell["name"]]) is not None
+                    if cell.arm == arm.name and (run := found[cell.name]) is not None
                 ],
             )
-            for arm in part["arms"]
+            for arm in part.arms
         ]
         parts.append(
             PartResults(
-                facts=part,
+                plan=part,
                 arms=[arm for arm in arms if arm.runs],
-                comparison=_of_these(comparisons.get(part["name"]), found),
+                comparison=_of_these(comparisons.get(part.name), found),
                 missing=[name for name, run in found.items() if run is None],
             )
         )
-    return StudyResults(plan=plan, parts=parts, prefills={})
+    return StudyResults(title=plan.title, about=plan.about, parts=parts, prefills={})
 
 
 def _of_these(
-    comparison: dict[str, Any] | None, found: "Mapping[str, RunResults | None]"
-) -> dict[str, Any] | None:
-    """A comparison, unless it speaks of runs that are no longer there."""
+    comparison: Comparison | None, found: Mapping[str, RunResults | None]
+) -> Comparison | None:
+    """A comparison, unless one of its runs is no longer there."""
     names = {run.path.name for run in found.values() if run is not None}
     if comparison is None:
         return None
-    spoken_of = {Path(run).name for arm in comparison.get("arms", ()) for run in arm["runs"]}
-    return comparison if spoken_of and spoken_of <= names else None
+    compared = {Path(run).name for arm in comparison.arms for run in arm.runs}
+    return comparison if compared and compared <= names else None
 
 
-def _run(folder: Path, cell: dict[str, Any]) -> RunResults | None:
-    """The results of a cell; none while any that the plan asks for is missing."""
-    path = folder / cell["name"]
+def _run(folder: Path, cell: PlannedCell) -> RunResults | None:
+    """The results of a cell; None while any result that the plan asks for is missing."""
+    path = folder / cell.name
     results = {
-        file.stem: found
-        for file in sorted((path / runs.RESULTS).glob("*.json"))
-        if (found := _read(file)) is not None
+        name: read_result(path / runs.RESULTS, measure)
+        for name, measure in sorted(MEASURES.items())
+        if (path / runs.RESULTS / measure.file).is_file()
     }
-    if not results or not results.keys() >= set(cell.get("measure", ())):
+    if not results or not results.keys() >= set(cell.measure):
         return None
     metrics = _lines(path / runs.METRICS)
     timing = _lines(path / runs.TIMING)
     return RunResults(
         path=path,
-        seed=cell["seed"],
+        seed=cell.seed,
         results=results,
-        curve=[line for line in metrics if line.get("held_out_nll") is not None],
+        curve=[
+            CurvePoint(tokens=line["tokens"], held_out_nll=line["held_out_nll"])
+            for line in metrics
+            if line.get("held_out_nll") is not None
+        ],
         seconds=sum(line["seconds"] for line in timing) if timing else None,
         tokens=metrics[-1]["tokens"] if metrics else None,
-        provenance=_read(path / runs.PROVENANCE) or {},
+        provenance=_object(path / runs.PROVENANCE) or {},
     )
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _comparison(folder: Path, part: str) -> Comparison | None:
+    path = folder / part / study_folder.COMPARISON
+    if not path.is_file():
+        return None
+    again = f"compare again: mixerloop study STUDY.toml --out {folder}"
+    return read_typed(Comparison, path, again=again)
+
+
+def _prefill(path: Path) -> PrefillTimes | None:
+    if not path.is_file():
+        return None
+    again = f"remove it and time again: mixerloop study STUDY.toml --out {path.parent}"
+    return read_typed(PrefillTimes, path, again=again)
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    """A JSON file of another room, such as the training's provenance."""
     if not path.is_file():
         return None
     found = read_json(path)

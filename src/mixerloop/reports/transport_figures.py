@@ -1,15 +1,18 @@
 """What each pass does at the readout, drawn from results of `mixerloop transport`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mixerloop.reports.figure import Figure, Row, data, dressed, model_color
+from mixerloop.results import Estimate, PartialEstimate
+from mixerloop.transport.result import PassFigures, TransportFigures, TransportResult
 
 if TYPE_CHECKING:
     import altair as alt
 
-Result = Mapping[str, Any]
+Figures = Mapping[str, TransportFigures]
+"""By model."""
 FIGURES = "figures"
 
 PANELS = {
@@ -25,20 +28,21 @@ DARK_CELL = 0.55
 """Of the largest value; text on darker cells is white."""
 
 
-def transport_figures(results: Mapping[str, Result]) -> list[Figure]:
+def transport_figures(results: Figures) -> list[Figure]:
     """The passes of every model side by side, and two maps of each model's layers."""
     return [passes_figure(results), *maps(results)]
 
 
-def write_transport_figures(result: Result, folder: Path) -> None:
+def write_transport_figures(result: TransportResult, folder: Path) -> None:
     """Draw a result of `measure_transport`, beside its control if it has one, into a folder."""
-    control = result["control"]
-    models = {"model": result} if control is None else {"trained": result, "control": control}
+    models: dict[str, TransportFigures] = {"model": result}
+    if result.control is not None:
+        models = {"trained": result, "control": result.control}
     for figure in transport_figures(models):
         figure.write(folder / FIGURES)
 
 
-def maps(results: Mapping[str, Result]) -> list[Figure]:
+def maps(results: Figures) -> list[Figure]:
     """Of each model's layers: what is new in each pass, and what it gains."""
     return [
         figure(name, result, several=len(results) > 1)
@@ -47,7 +51,7 @@ def maps(results: Mapping[str, Result]) -> list[Figure]:
     ]
 
 
-def passes_figure(results: Mapping[str, Result]) -> Figure:
+def passes_figure(results: Figures) -> Figure:
     """The paper's figure 2: cumulative ITR, effect and gain, with intervals over windows."""
     rows: list[Row] = [
         {"model": name, **row} for name, result in results.items() for row in _rows(result)
@@ -56,14 +60,14 @@ def passes_figure(results: Mapping[str, Result]) -> Figure:
     return Figure("transport-passes", "What each pass does at the readout", rows, chart)
 
 
-def layers_figure(results: Mapping[str, Result]) -> Figure:
+def layers_figure(results: Figures) -> Figure:
     """The same for one layer at a time, which the reader picks."""
     import altair as alt
 
     rows: list[Row] = [
-        {"model": name, "layer": layer["layer"], **row}
+        {"model": name, "layer": layer.layer, **row}
         for name, result in results.items()
-        for layer in result["layers"]
+        for layer in result.layers
         for row in _rows(layer)
     ]
     layers = sorted({int(row["layer"] or 0) for row in rows})
@@ -74,11 +78,16 @@ def layers_figure(results: Mapping[str, Result]) -> Figure:
     return Figure("transport-layers", "The same in one layer", rows, dressed(chart))
 
 
-def _rows(result: Result) -> Iterator[Row]:
+def _rows(result: PassFigures) -> Iterator[Row]:
+    panels: dict[str, Sequence[Estimate | PartialEstimate]] = {
+        "itr_by_depth": result.itr_by_depth,
+        "hellinger_squared": result.hellinger_squared,
+        "target_gain": result.target_gain,
+    }
     for figure in PANELS:
-        values, intervals = result[figure], result[f"{figure}_interval"]
-        for index, (value, (low, high)) in enumerate(zip(values, intervals, strict=True)):
-            yield {"figure": figure, "pass": index + 1, "value": value, "low": low, "high": high}
+        for number, one in enumerate(panels[figure], start=1):
+            ends: Row = {"value": one.value, "low": one.lower, "high": one.upper}
+            yield {"figure": figure, "pass": number, **ends}
 
 
 def _panels(rows: list[Row], names: list[str], only: str | None = None) -> "alt.HConcatChart":
@@ -131,12 +140,11 @@ def _around(rows: list[Row], *, is_log: bool) -> list[float]:
     return [min(ends) - margin, max(ends) + margin]
 
 
-def _novelty_map(name: str, result: Result, *, several: bool) -> Figure:
+def _novelty_map(name: str, result: TransportFigures, *, several: bool) -> Figure:
     return _map(
         "transport-novelty",
         name if several else "",
-        result,
-        figure="marginal_itr",
+        {layer.layer: layer.marginal_itr for layer in result.layers},
         title="marginal ITR",
         digits=".2f",
         domain=(0.0, 1.0),
@@ -144,14 +152,13 @@ def _novelty_map(name: str, result: Result, *, several: bool) -> Figure:
     )
 
 
-def _gain_map(name: str, result: Result, *, several: bool) -> Figure:
-    values = [value for layer in result["layers"] for value in layer["target_gain"]]
+def _gain_map(name: str, result: TransportFigures, *, several: bool) -> Figure:
+    values = [gain.value for layer in result.layers for gain in layer.target_gain]
     largest = max(map(abs, values)) or 1.0
     return _map(
         "transport-gain",
         name if several else "",
-        result,
-        figure="target_gain",
+        {layer.layer: layer.target_gain for layer in result.layers},
         title="gain of the target, nats",
         digits="+.3f" if largest >= 1e-2 else "+.1e",
         domain=(-largest, largest),
@@ -162,9 +169,8 @@ def _gain_map(name: str, result: Result, *, several: bool) -> Figure:
 def _map(
     file: str,
     model: str,
-    result: Result,
+    passes: Mapping[int, Sequence[Estimate]],
     *,
-    figure: str,
     title: str,
     digits: str,
     domain: tuple[float, float],
@@ -175,16 +181,14 @@ def _map(
 
     rows: list[Row] = [
         {
-            "layer": layer["layer"],
-            "pass": index + 1,
-            "value": value,
-            "low": low,
-            "high": high,
+            "layer": layer,
+            "pass": number,
+            "value": one.value,
+            "low": one.lower,
+            "high": one.upper,
         }
-        for layer in result["layers"]
-        for index, (value, (low, high)) in enumerate(
-            zip(layer[figure], layer[f"{figure}_interval"], strict=True)
-        )
+        for layer, of_layer in passes.items()
+        for number, one in enumerate(of_layer, start=1)
     ]
     title = f"{model}: {title}" if model else title
     base = alt.Chart(data(rows), title=title).encode(
@@ -203,7 +207,7 @@ def _map(
     )
     columns = max(int(row["pass"] or 0) for row in rows)
     sized = alt.layer(cells, numbers).properties(
-        width=max(4, columns) * CELL * 1.3, height=max(4, len(result["layers"])) * CELL * 0.65
+        width=max(4, columns) * CELL * 1.3, height=max(4, len(passes)) * CELL * 0.65
     )
     suffix = "-" + "".join(c if c.isalnum() else "_" for c in model) if model else ""
     return Figure(f"{file}{suffix}", title, rows, dressed(sized), is_small=True)

@@ -1,29 +1,27 @@
 """What each pass of a part's models does, and what leaving a pass out costs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
-from mixerloop.reports.blocks import Block, Paragraph, Table
+from mixerloop.reports.elements import Element, Paragraph, Table
 from mixerloop.reports.figure import CONTROL
-from mixerloop.reports.results_section import transport_over_runs
+from mixerloop.reports.results_section import partly_over_runs, shown_over_runs
 from mixerloop.reports.study_results import PartResults
 from mixerloop.reports.transport_figures import layers_figure, maps, passes_figure
+from mixerloop.transport.result import (
+    RemovalCost,
+    RemovalFigures,
+    TransportFigures,
+    TransportResult,
+)
 
-Result = Mapping[str, Any]
-REMOVALS = {
-    "skip": "without a mixer pass",
-    "ffn_off": "without an ffn",
-    "swap_order": "with an ffn before its mixer",
-}
 
-
-def transport(part: PartResults) -> Iterator[Block]:
+def transport(part: PartResults) -> Iterator[Element]:
     """Models that loop a mixer, beside the first of them before training."""
-    measured = {arm.name: arm.measured("transport") for arm in part.arms}
+    measured = {arm.name: arm.measured(TransportResult) for arm in part.arms}
     looped = {
-        name: found
-        for name, found in measured.items()
-        if found and len(found[0]["marginal_itr"]) > 1
+        name: results
+        for name, results in measured.items()
+        if results and len(results[0].marginal_itr) > 1
     }
     if looped:
         yield Paragraph(
@@ -32,71 +30,73 @@ def transport(part: PartResults) -> Iterator[Block]:
             "says how far it moves; only the gain says whether the move helps. A number near the "
             "rounding floor of its type says nothing. ITR is not a score of capability."
         )
-        yield from _figures(part.name, {name: found[0] for name, found in looped.items()})
+        yield from _figures(part.name, {name: results[0] for name, results in looped.items()})
         yield _table(looped)
-    if removed := {name: found for name, found in measured.items() if _removals(found)}:
+    if removed := {name: costs[0] for name, all_ in measured.items() if (costs := _removals(all_))}:
         yield _removal_table(removed)
 
 
-def _figures(part: str, first: dict[str, Result]) -> Iterator[Block]:
+def _figures(part: str, first: Mapping[str, TransportResult]) -> Iterator[Element]:
     """Of the first seed of each model."""
-    shown = first | _control(first)
+    shown: dict[str, TransportFigures] = {**first, **_control(first)}
     for figure in (passes_figure(shown), layers_figure(shown), *maps(first)):
         yield figure.renamed(f"{part}-{figure.name}")
 
 
-def _control(first: Mapping[str, Result]) -> dict[str, Result]:
+def _control(first: Mapping[str, TransportResult]) -> dict[str, TransportFigures]:
     """The first model's weights before they were trained."""
     name, result = next(iter(first.items()))
-    control = result.get("control")
-    return {} if control is None else {f"{name} {CONTROL}": control}
+    return {} if result.control is None else {f"{name} {CONTROL}": result.control}
 
 
-def _table(looped: Mapping[str, Sequence[Result]]) -> Table:
+def _table(looped: Mapping[str, Sequence[TransportResult]]) -> Table:
     columns = ["model", "seeds", "ITR", "marginal ITR, later passes", "rounding", "later share"]
     columns += ["later gain", "pairs above .5", "pairs with a gain"]
-    first = {name: found[0] for name, found in looped.items()}
-    controls = {name: [control] for name, control in _control(first).items()}
-    rows = [_row(name, found) for name, found in {**looped, **controls}.items()]
-    several = max(len(found) for found in looped.values()) > 1
-    dtype = next(iter(first.values()))["compute_dtype"]
+    first = {name: results[0] for name, results in looped.items()}
+    rows = [_row(name, results) for name, results in looped.items()]
+    rows += [_row(name, [control]) for name, control in _control(first).items()]
+    several = max(len(results) for results in looped.values()) > 1
+    dtype = next(iter(first.values())).compute_dtype
     over = "seeds (Student's t), or windows where there is one seed" if several else "windows"
     means = "Means of the seeds; pairs of all seeds; the figures show the first. " * several
     return Table("Transport", columns, rows, f"{means}Intervals are of 95 %, over {over}; {dtype}.")
 
 
-def _row(name: str, found: Sequence[Result]) -> list[str]:
-    passes = range(1, len(found[0]["marginal_itr"]))
-    new = [sum(one["marginal_itr"][index] for one in found) / len(found) for index in passes]
-    floor = max(value for one in found for value in one["noise_floor"]["marginal_itr"][1:])
-    pairs = sum(one["pairs_total"] for one in found)
+def _row(name: str, seeds: Sequence[TransportFigures]) -> list[str]:
+    passes = range(1, len(seeds[0].marginal_itr))
+    new = [sum(one.marginal_itr[index].value for one in seeds) / len(seeds) for index in passes]
+    floor = max(value for one in seeds for value in one.noise_floor.marginal_itr[1:])
+    pairs = sum(one.pairs_total for one in seeds)
     return [
         name,
-        str(len(found)),
-        transport_over_runs(found, "itr", ".3f"),
+        str(len(seeds)),
+        partly_over_runs([one.itr for one in seeds], ".3f"),
         " ".join(f"{value:.3f}" for value in new),
         f"{floor:.0e}",
-        transport_over_runs(found, "later_share", ".1%"),
-        transport_over_runs(found, "later_gain", "+.4f"),
-        f"{sum(one['pairs_novel'] for one in found)} of {pairs}",
-        f"{sum(one['pairs_positive'] for one in found)} of {pairs}",
+        partly_over_runs([one.later_share for one in seeds], ".1%"),
+        shown_over_runs([one.later_gain for one in seeds], "+.4f"),
+        f"{sum(one.pairs_novel for one in seeds)} of {pairs}",
+        f"{sum(one.pairs_positive for one in seeds)} of {pairs}",
     ]
 
 
-def _removals(found: Sequence[Result]) -> list[Result]:
-    return [one["removal"] for one in found if one.get("removal") is not None]
+def _removals(results: Sequence[TransportResult]) -> list[RemovalFigures]:
+    return [result.removal for result in results if result.removal is not None]
 
 
-def _removal_table(measured: Mapping[str, Sequence[Result]]) -> Table:
-    """The dearest and the cheapest thing to leave out, by layer and pass."""
+def _removal_table(measured: Mapping[str, RemovalFigures]) -> Table:
+    """The dearest and the cheapest removal, by layer and pass."""
     rows = []
-    for name, found in measured.items():
-        first = _removals(found)[0]
-        for kind, words in REMOVALS.items():
-            costs = sorted(first[kind], key=lambda one: one["delta_nll"])
+    for name, removal in measured.items():
+        for costs, words in (
+            (removal.skip, "without a mixer pass"),
+            (removal.ffn_off, "without an ffn"),
+            (removal.swap_order, "with an ffn before its mixer"),
+        ):
+            costs = sorted(costs, key=lambda cost: cost.delta_nll.value)
             if costs:
-                mean = sum(one["delta_nll"] for one in costs) / len(costs)
-                resolved = sum(one["delta_nll_interval"][0] > 0 for one in costs)
+                mean = sum(cost.delta_nll.value for cost in costs) / len(costs)
+                resolved = sum(cost.delta_nll.lower > 0 for cost in costs)
                 rows.append(
                     [
                         *(name, words, f"{mean:+.4f}", _cost(costs[-1]), _cost(costs[0])),
@@ -111,7 +111,7 @@ def _removal_table(measured: Mapping[str, Sequence[Result]]) -> Table:
     return Table("Leaving something out", columns, rows, note)
 
 
-def _cost(one: Mapping[str, Any]) -> str:
-    low, high = one["delta_nll_interval"]
-    where = f"layer {one['layer']}, pass {one['pass']}"
-    return f"{one['delta_nll']:+.4f} [{low:+.4f}, {high:+.4f}], {where}"
+def _cost(cost: RemovalCost) -> str:
+    change = cost.delta_nll
+    where = f"layer {cost.layer}, pass {cost.pass_number}"
+    return f"{change.value:+.4f} [{change.lower:+.4f}, {change.upper:+.4f}], {where}"

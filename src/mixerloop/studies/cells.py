@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from mixerloop import config as configs
 from mixerloop import runs
@@ -16,30 +16,25 @@ from mixerloop.benchmarking.prefill_speed import bench_prefill
 from mixerloop.benchmarking.settings import PrefillSettings as PrefillBenchSettings
 from mixerloop.benchmarking.text import prefill_line
 from mixerloop.data.preparation import parse_preparation
-from mixerloop.evaluation.comparison import compare, to_json
-from mixerloop.evaluation.kept_results import read_results
+from mixerloop.evaluation.comparison import compare_runs
 from mixerloop.files import is_locked, json_text, locked, read_json, remove_leftovers, write_file
+from mixerloop.measures import MEASURES
 from mixerloop.parsing import one_line
 from mixerloop.progress_line import preparing_progress, says_how_to_resume
-from mixerloop.provenance import collect_provenance, now
+from mixerloop.provenance import now
+from mixerloop.result_files import has_result
+from mixerloop.results import encode
 from mixerloop.studies.measuring import measure_run
 from mixerloop.studies.plan import Cell, Plan
-from mixerloop.studies.study import (
-    CORPUS,
-    HELD_OUT,
-    TOKENIZER,
-    Measure,
-    PartSettings,
-    PrefillSettings,
-)
+from mixerloop.studies.study import CORPUS, HELD_OUT, TOKENIZER, PartSettings
 from mixerloop.study_folder import (
     COMPARISON,
     DATA,
     ERROR,
     LOG,
-    MEASURED,
     PREFILL,
     STATE,
+    PrefillSettings,
     record_of,
 )
 from mixerloop.training.display import show_training
@@ -69,25 +64,28 @@ class CellState:
     """Spent training so far."""
 
 
-def state_of(folder: Path, name: str, measure: Sequence[Measure]) -> CellState:
+def state_of(folder: Path, name: str, measure: Sequence[str]) -> CellState:
     """Look at a cell of a study's folder, and change nothing."""
     record, run = record_of(folder, name), folder / name
-    kept = read_json(record / STATE) if (record / STATE).is_file() else {}
-    facts: dict[str, Any] = {}
-    if (run / runs.PROVENANCE).is_file():
-        found = status(run)
-        facts = {
-            "step": found.step,
-            "total_steps": found.total_steps,
-            "train_seconds": found.seconds,
-        }
+    written = read_json(record / STATE) if (record / STATE).is_file() else {}
+    state: State = "waiting"
+    error: str | None = None
     if is_locked(record):
-        return CellState(state="running", **facts)
-    if kept.get("state") == "failed":
-        return CellState(state="failed", error=kept.get("error"), **facts)
-    if kept.get("state") == "done" and not _missing(run, measure):
-        return CellState(state="done", **facts)
-    return CellState(state="begun" if facts else "waiting", **facts)
+        state = "running"
+    elif written.get("state") == "failed":
+        state, error = "failed", written.get("error")
+    elif written.get("state") == "done" and not _missing(run, measure):
+        state = "done"
+    if not (run / runs.PROVENANCE).is_file():
+        return CellState(state=state, error=error)
+    training = status(run)
+    return CellState(
+        state="begun" if state == "waiting" else state,
+        error=error,
+        step=training.step,
+        total_steps=training.total_steps,
+        train_seconds=training.seconds,
+    )
 
 
 def is_done(plan: Plan, cell: Cell) -> bool:
@@ -178,14 +176,14 @@ def run_cell(plan: Plan, cell: Cell, say: Say) -> bool:
     with _lock(record) as mine:
         if not mine:
             return False
-        _keep(record, state="begun")
+        _write_state(record, "begun")
         try:
             _run(plan, cell, say, record)
         except Exception as error:
             write_file(record / ERROR, traceback.format_exc())
-            _keep(record, state="failed", error=one_line(error))
+            _write_state(record, "failed", error=one_line(error))
             raise
-        _keep(record, state="done", error=None)
+        _write_state(record, "done")
     return True
 
 
@@ -215,9 +213,9 @@ def _end_if_stopped(trained: Trained) -> None:
         sys.exit(128 + trained.outcome.stopped_by)
 
 
-def _missing(run: Path, measure: Sequence[Measure]) -> list[Measure]:
+def _missing(run: Path, measure: Sequence[str]) -> list[str]:
     results = run / runs.RESULTS
-    return [one for one in measure if not (results / MEASURED[one]).is_file()]
+    return [name for name in measure if not has_result(results, MEASURES[name])]
 
 
 def run_prefill(plan: Plan, asked: PrefillSettings, say: Say) -> None:
@@ -245,13 +243,11 @@ def compare_part(plan: Plan, part: PartSettings) -> None:
     path = plan.folder / part.name / COMPARISON
     path.unlink(missing_ok=True)  # it would speak of other runs
     done = [cell for cell in plan.of(part.name) if is_done(plan, cell)]
-    measured = {"nll", "hops", "core"} & set(part.measure)
-    if len({cell.arm for cell in done}) < 2 or not measured:
+    is_compared = any(MEASURES[name].units is not None for name in part.measure)
+    if len({cell.arm for cell in done}) < 2 or not is_compared:
         return
-    results = [read_results(plan.run(cell)) for cell in done]
-    comparison = compare(results, seed=COMPARISON_SEED)
-    provenance = collect_provenance(seed=COMPARISON_SEED)
-    write_file(path, json_text(to_json(comparison, results) | {"provenance": provenance}))
+    comparison = compare_runs([plan.run(cell) for cell in done], seed=COMPARISON_SEED)
+    write_file(path, json_text(encode(comparison)))
 
 
 @contextlib.contextmanager
@@ -267,8 +263,8 @@ def _lock(record: Path) -> Iterator[bool]:
             yield True
 
 
-def _keep(record: Path, **facts: Any) -> None:
-    write_file(record / STATE, json_text(facts))
+def _write_state(record: Path, state: State, *, error: str | None = None) -> None:
+    write_file(record / STATE, json_text({"state": state, "error": error}))
 
 
 @contextlib.contextmanager

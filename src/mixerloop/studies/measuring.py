@@ -1,39 +1,76 @@
-"""The measurements of a cell."""
+"""The measurements of a cell: how a study takes each measure of a run."""
 
 from pathlib import Path
+from typing import Protocol
 
+from mixerloop.evaluation.core.core_result import CoreResult
 from mixerloop.evaluation.core.evaluate_core import evaluate_core
 from mixerloop.evaluation.held_out_nll import evaluate_nll
 from mixerloop.evaluation.hops_accuracy import evaluate_hops
+from mixerloop.evaluation.hops_result import HopsResult
+from mixerloop.evaluation.nll_result import NllResult
+from mixerloop.evaluation.task_accuracy import evaluate_task
+from mixerloop.evaluation.task_result import TaskResult
 from mixerloop.interop.loading import open_subject
+from mixerloop.measures import load, measure_named
 from mixerloop.progress_line import ProgressLine, counting
 from mixerloop.reports.transport_figures import write_transport_figures
-from mixerloop.studies.study import Measure, PartSettings
+from mixerloop.results import Result
+from mixerloop.studies.study import PartSettings
+from mixerloop.subject import Subject
 from mixerloop.transport.measurement import Looking, measure_transport
+from mixerloop.transport.result import TransportResult
 
 
-def measure_run(run: Path, measure: Measure, part: PartSettings) -> None:
-    """Take one measurement of a run as its part asks, and keep the result in the run."""
-    subject = open_subject(run, compute_dtype=getattr(part.measure_in, measure))
+class Take(Protocol):
+    """Measures a subject as a part of a study asks, shows progress, and saves the result."""
+
+    def __call__(self, subject: Subject, part: PartSettings, line: ProgressLine) -> Result:
+        """`line` shows progress; the caller closes it."""
+        ...
+
+
+def measure_run(run: Path, measure: str, part: PartSettings) -> Result:
+    """Take one measure of a run as its part asks; the result is saved in the run."""
+    take: Take = load(measure_named(measure).take)
+    subject = open_subject(run, compute_dtype=part.measured_in(measure))
     line = ProgressLine()
-    match measure:
-        case "nll":
-            evaluate_nll(subject, progress=counting(line, "tokens"))
-        case "hops":
-            evaluate_hops(subject)
-        case "core":
-            evaluate_core(subject, progress=lambda progress: line.show(str(progress)))
-        case "transport":
-            asked = part.transport
-            looking = Looking(
-                windows=asked.windows,
-                positions=asked.positions,
-                context=asked.context,
-                removal=asked.removal,
-            )
-            result = measure_transport(
-                subject, looking, control=True, progress=counting(line, "windows")
-            )
-            assert subject.results is not None  # a run under its own schedule keeps results
-            write_transport_figures(result.to_json(), subject.results)
-    line.close()
+    try:
+        return take(subject, part, line)
+    finally:
+        line.close()
+
+
+def take_nll(subject: Subject, part: PartSettings, line: ProgressLine) -> NllResult:
+    """The held-out NLL on the data of the part."""
+    return evaluate_nll(subject, progress=counting(line, "tokens"))
+
+
+def take_hops(subject: Subject, part: PartSettings, line: ProgressLine) -> HopsResult:
+    """The accuracy on all held-out sequences of the part."""
+    return evaluate_hops(subject)
+
+
+def take_task(subject: Subject, part: PartSettings, line: ProgressLine) -> TaskResult:
+    """The accuracy on all held-out sequences of the part's synthetic task."""
+    return evaluate_task(subject)
+
+
+def take_core(subject: Subject, part: PartSettings, line: ProgressLine) -> CoreResult:
+    """All tasks of CORE."""
+    return evaluate_core(subject, progress=lambda progress: line.show(str(progress)))
+
+
+def take_transport(subject: Subject, part: PartSettings, line: ProgressLine) -> TransportResult:
+    """Transport beside its control, with figures."""
+    settings = part.transport
+    looking = Looking(
+        windows=settings.windows,
+        positions=settings.positions,
+        context=settings.context,
+        removal=settings.removal,
+    )
+    result = measure_transport(subject, looking, control=True, progress=counting(line, "windows"))
+    assert subject.results is not None  # a run under its own schedule keeps results
+    write_transport_figures(result, subject.results)
+    return result

@@ -49,10 +49,10 @@ def _status(path: Path) -> StudyStatus:
     plan = read_plan(path)
     cells = tuple(
         CellStatus(
-            number=cell["number"],
-            name=cell["name"],
-            state=state_of(path, cell["name"], cell["measure"]),
+            number=cell.number,
+            name=cell.name,
+            state=state_of(path, cell.name, cell.measure),
         )
-        for cell in plan["cells"]
+        for cell in plan.cells
     )
-    return StudyStatus(folder=path, title=plan["title"], cells=cells)
+    return StudyStatus(folder=path, title=plan.title, cells=cells)

@@ -1,34 +1,33 @@
 """From a study file to cells: one model, one seed, trained and measured."""
 
 import dataclasses
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mixerloop import config as configs
-from mixerloop.config import BUDGETS, ModelConfig, RunConfig
+from mixerloop.config import BUDGETS, ComputeDtypeChoice, ModelConfig, RunConfig
 from mixerloop.files import json_text, write_file
+from mixerloop.measures import MEASURES
 from mixerloop.model.accounting import account_model, training_flops_per_token
 from mixerloop.model.initialization import meta_model
 from mixerloop.notation import notation
 from mixerloop.ops.precision import choose_compute_dtype
-from mixerloop.provenance import collect_provenance
-from mixerloop.studies.study import (
-    ArmSettings,
+from mixerloop.results import encode, result_provenance
+from mixerloop.studies.study import ArmSettings, PartSettings, StudyFile, preparation_of
+from mixerloop.study_folder import (
+    DATA,
+    PLAN,
+    PREFILL,
     Match,
-    Measure,
-    MeasureTypes,
-    PartSettings,
-    StudyFile,
-    preparation_of,
+    PlannedArm,
+    PlannedCell,
+    PlannedPart,
+    StudyPlan,
+    read_plan,
 )
-from mixerloop.study_folder import DATA, PLAN, PREFILL, read_plan
 
 FLOPS_AGREE = 0.05
 """How near to another model's compute per token whole layers must come."""
-MEASURED_IN_FLOAT32 = asdict(MeasureTypes())
-"""What a plan means that names no types, as older versions wrote it."""
 BUDGET_FOR: dict[Match, tuple[str, ...]] = {
     "parameters+tokens": ("steps", "tokens"),
     "flops": ("flops",),
@@ -49,7 +48,7 @@ class Cell:
     config: RunConfig
     context: int | None
     """Tokens of a window; None if neither the config nor the data decides."""
-    measure: tuple[Measure, ...]
+    measure: tuple[str, ...]
     parameters: int
     flops_per_token: float
     """Forward and backward."""
@@ -83,90 +82,108 @@ class Plan:
         return self.folder / DATA / part
 
     def write(self) -> None:
-        """Keep what a report or a status needs to know, in one file."""
-        write_file(self.folder / PLAN, json_text(self.to_json()))
+        """Write plan.json, which reports and `study status` read."""
+        write_file(self.folder / PLAN, json_text(encode(self.summary())))
 
     def check_unchanged(self) -> None:
-        """Refuse a folder whose data or measurements were made as another plan said."""
+        """Reject a folder whose data or measurements were made as another plan said."""
         if not (self.folder / PLAN).is_file():
             return
-        before, now = read_plan(self.folder), json.loads(json_text(self.to_json()))
-        parts = {part["name"]: part for part in before["parts"]}
-        for part in now["parts"]:
-            before_part = parts.get(part["name"], part)
-            types = before_part.get("measure_in", MEASURED_IN_FLOAT32)
-            changes = [(key, before_part[key], part[key]) for key in ("data", "transport")]
-            changes += [
-                (f"{measure} in", types[measure], part["measure_in"][measure])
-                for measure in before_part["measure"]
+        before, now = read_plan(self.folder), self.summary()
+        parts = {part.name: part for part in before.parts}
+        for part in now.parts:
+            before_part = parts.get(part.name, part)
+            changes: list[tuple[str, object, object]] = [
+                ("data", before_part.data, part.data),
+                ("transport", encode(before_part.transport), encode(part.transport)),
             ]
-            for what, old, new in changes:
+            changes += [
+                (f"{measure} in", before_part.measured_in(measure), part.measured_in(measure))
+                for measure in before_part.measure
+            ]
+            for setting, old, new in changes:
                 if old != new:
                     raise ValueError(
-                        f"{self.folder}: {part['name']} was made with {what} {old}, and the study "
+                        f"{self.folder}: {part.name} was made with {setting} {old}, and the study "
                         f"now says {new}; choose another folder"
                     )
-        if before["prefill"] != now["prefill"] and (self.folder / PREFILL).is_file():
+        if before.prefill != now.prefill and (self.folder / PREFILL).is_file():
             raise ValueError(
-                f"{self.folder / PREFILL}: was measured with {before['prefill']}, and the study "
-                "now says other; remove it or choose another folder"
+                f"{self.folder / PREFILL}: was measured with {encode(before.prefill)}, and the "
+                "study now says other; remove it or choose another folder"
             )
 
-    def to_json(self) -> dict[str, Any]:
-        """Parts with their models, and cells."""
+    def summary(self) -> StudyPlan:
+        """The content of plan.json: parts with their models, and cells."""
         study = self.file.study
-        return {
-            "name": self.file.path.stem,
-            "title": study.title,
-            "about": study.about.strip(),
-            "parts": [
-                {
-                    "name": part.name,
-                    "match": part.match,
-                    "measure": list(part.measure),
-                    "seeds": list(part.seeds),
-                    "data": " ".join(part.prepare),
-                    "compute_dtype": self._compute_dtype(part),
-                    "measure_in": asdict(part.measure_in),
-                    "transport": asdict(part.transport),
-                    "arms": [self._arm(part, arm) for arm in part.arms],
-                }
-                for part in study.parts
-            ],
-            "cells": [
-                {
-                    "number": cell.number,
-                    "name": cell.name,
-                    "part": cell.part,
-                    "arm": cell.arm,
-                    "seed": cell.seed,
-                    "measure": list(cell.measure),
-                }
+        return StudyPlan(
+            name=self.file.path.stem,
+            title=study.title,
+            about=study.about.strip(),
+            parts=tuple(self._part(part) for part in study.parts),
+            cells=tuple(
+                PlannedCell(
+                    number=cell.number,
+                    name=cell.name,
+                    part=cell.part,
+                    arm=cell.arm,
+                    seed=cell.seed,
+                    measure=cell.measure,
+                )
                 for cell in self.cells
-            ],
-            "prefill": None if study.prefill is None else asdict(study.prefill),
-            "provenance": collect_provenance(),
-        }
+            ),
+            prefill=study.prefill,
+            provenance=result_provenance(),
+        )
 
-    def _compute_dtype(self, part: PartSettings) -> str:
+    def _part(self, part: PartSettings) -> PlannedPart:
+        return PlannedPart(
+            name=part.name,
+            match=part.match,
+            measure=part.measure,
+            seeds=part.seeds,
+            data=" ".join(part.prepare),
+            compute_dtype=self._compute_dtype(part),
+            measure_in={measure: part.measured_in(measure) for measure in MEASURES},
+            transport=part.transport,
+            arms=tuple(self._arm(part, arm) for arm in part.arms),
+        )
+
+    def _compute_dtype(self, part: PartSettings) -> ComputeDtypeChoice:
         _, train = self.of(part.name)[0].config.for_training()
         return train.compute_dtype
 
-    def _arm(self, part: PartSettings, arm: ArmSettings) -> dict[str, Any]:
+    def _arm(self, part: PartSettings, arm: ArmSettings) -> PlannedArm:
         cell = next(one for one in self.of(part.name) if one.arm == arm.title)
-        model = cell.config.model
-        account = account_model(model)
-        return {
-            "name": arm.title,
-            "schedule": notation(model.occurrences()),
-            "deepened": arm.layers_for_flops_of,
-            "num_layers": model.num_layers,
-            "d_model": model.d_model,
-            "vocab_size": model.vocab_size,
-            "parameters": cell.parameters,
-            "flops_per_token": cell.flops_per_token,
-            "macs": account.projection_macs(),
-        }
+        return planned_arm(
+            arm.title,
+            cell.config.model,
+            deepened=arm.layers_for_flops_of,
+            parameters=cell.parameters,
+            flops_per_token=cell.flops_per_token,
+        )
+
+
+def planned_arm(
+    name: str,
+    model: ModelConfig,
+    *,
+    deepened: str | None = None,
+    parameters: int,
+    flops_per_token: float,
+) -> PlannedArm:
+    """The entry of a model in a plan."""
+    return PlannedArm(
+        name=name,
+        schedule=notation(model.occurrences()),
+        deepened=deepened,
+        num_layers=model.num_layers,
+        d_model=model.d_model,
+        vocab_size=model.vocab_size,
+        parameters=parameters,
+        flops_per_token=flops_per_token,
+        macs={**account_model(model).projection_macs()},
+    )
 
 
 def make_plan(file: StudyFile, folder: Path) -> Plan:
@@ -232,9 +249,9 @@ def _in_one_dtype(config: RunConfig, part: PartSettings, folder: Path) -> RunCon
     _, train = config.for_training()
     if train.compute_dtype != "auto" or part.gpus:
         return config
-    kept = read_plan(folder)["parts"] if (folder / PLAN).is_file() else []
-    planned = [one["compute_dtype"] for one in kept if one["name"] == part.name]
-    dtype = planned[0] if planned else choose_compute_dtype("auto", "cpu")
+    planned = read_plan(folder).parts if (folder / PLAN).is_file() else ()
+    before = [one.compute_dtype for one in planned if one.name == part.name]
+    dtype = before[0] if before else choose_compute_dtype("auto", "cpu")
     return dataclasses.replace(config, train=dataclasses.replace(train, compute_dtype=dtype))
 
 

@@ -7,17 +7,27 @@ from typing import Any
 
 from mixerloop import config as configs
 from mixerloop import runs
-from mixerloop.evaluation.comparison import compare, to_json
-from mixerloop.evaluation.kept_results import read_results
+from mixerloop.evaluation.comparison import compare_runs
 from mixerloop.files import read_json
-from mixerloop.model.accounting import account_model, training_flops_per_token
+from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import meta_model
-from mixerloop.notation import notation
 from mixerloop.parsing import one_line
 from mixerloop.reports.build import build_report, findings
 from mixerloop.reports.page import write_report
 from mixerloop.reports.study_results import StudyResults, gather, joined, read_study
-from mixerloop.study_folder import PLAN, REPORT
+from mixerloop.results import result_provenance
+from mixerloop.studies.plan import planned_arm
+from mixerloop.study_folder import (
+    PLAN,
+    REPORT,
+    PlannedCell,
+    PlannedPart,
+    StudyPlan,
+    TransportSettings,
+)
+
+RUNS = "runs"
+"""The name of the only part in a report of runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,41 +91,53 @@ def _of_runs(paths: Sequence[Path], page: Path) -> WrittenReport:
     groups = [[path] for path in paths]
     if len(paths) > 1:
         try:
-            kept = [read_results(path) for path in paths]
-            comparison = to_json(compare(kept), kept)
-            groups = [[Path(run) for run in arm["runs"]] for arm in comparison["arms"]]
+            comparison = compare_runs(paths)
+            groups = [[Path(run) for run in arm.runs] for arm in comparison.arms]
         except ValueError as error:
             warning = f"The runs were not compared: {one_line(error)}."
-    plan = _plan_of(groups) | {"about": warning or ""}
-    return _written(gather(plan, Path(), {"runs": comparison}), page, warning)
+    plan = _plan_of(groups, about=warning or "")
+    return _written(gather(plan, Path(), {RUNS: comparison}), page, warning)
 
 
-def _plan_of(groups: list[list[Path]]) -> dict[str, Any]:
+def _plan_of(groups: list[list[Path]], *, about: str) -> StudyPlan:
+    """Runs as the plan of a study would list them."""
     arms, cells = [], []
     for group in groups:
         name = group[0].name
         config = configs.load(group[0] / runs.CONFIG).model
         model = meta_model(config, form="torch")
-        arms.append(
-            {
-                "name": name,
-                "schedule": notation(config.occurrences()),
-                "num_layers": config.num_layers,
-                "d_model": config.d_model,
-                "parameters": sum(parameter.numel() for parameter in model.parameters()),
-                "flops_per_token": training_flops_per_token(model),
-                "macs": account_model(config).projection_macs(),
-            }
-        )
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        flops = training_flops_per_token(model)
+        arms.append(planned_arm(name, config, parameters=parameters, flops_per_token=flops))
         for path in group:
             seed = read_json(path / runs.PROVENANCE).get("seed")
-            cells.append({"name": str(path), "part": "runs", "arm": name, "seed": seed})
-    part = {
-        "name": "runs",
-        "match": "as they are",
-        "seeds": sorted({str(cell["seed"]) for cell in cells}),
-        "data": "their own data",
-        "arms": arms,
-    }
-    title = " and ".join(arm["name"] for arm in arms)
-    return {"title": title, "parts": [part], "cells": cells}
+            cells.append(
+                PlannedCell(
+                    number=len(cells) + 1,
+                    name=str(path),
+                    part=RUNS,
+                    arm=name,
+                    seed=seed,
+                    measure=(),
+                )
+            )
+    part = PlannedPart(
+        name=RUNS,
+        match="as they are",
+        measure=(),
+        seeds=tuple(sorted({cell.seed for cell in cells}, key=str)),
+        data="their own data",
+        compute_dtype="auto",
+        transport=TransportSettings(),
+        arms=tuple(arms),
+    )
+    title = " and ".join(arm.name for arm in arms)
+    return StudyPlan(
+        name=RUNS,
+        title=title,
+        about=about,
+        parts=(part,),
+        cells=tuple(cells),
+        prefill=None,
+        provenance=result_provenance(),
+    )

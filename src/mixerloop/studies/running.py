@@ -79,11 +79,11 @@ class PlannedStudy:
     def precision(self) -> dict[str, dict[str, str]]:
         """The compute type of training and of each measurement, by part."""
         return {
-            part["name"]: {
-                "training": part["compute_dtype"],
-                **{measure: part["measure_in"][measure] for measure in part["measure"]},
+            part.name: {
+                "training": part.compute_dtype,
+                **{measure: part.measured_in(measure) for measure in part.measure},
             }
-            for part in self.plan.to_json()["parts"]
+            for part in self.plan.summary().parts
         }
 
     def to_json(self) -> dict[str, Any]:

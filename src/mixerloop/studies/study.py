@@ -5,18 +5,22 @@ import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from mixerloop.config import PRESETS, ComputeDtype, Device
+from mixerloop.config import PRESETS, ComputeDtype
 from mixerloop.data.preparation import Preparation, parse_preparation
 from mixerloop.data.tasks.registry import TASKS
+from mixerloop.measures import MEASURES, measure_named
 from mixerloop.parsing import from_dict, one_line, suggest
-from mixerloop.study_folder import CELLS, DATA, FIGURES
-
-Match = Literal["parameters+tokens", "flops", "seconds"]
-"""What all models of a part share."""
-Measure = Literal["nll", "hops", "core", "transport"]
-"""What is taken of every trained model."""
+from mixerloop.study_folder import (
+    CELLS,
+    DATA,
+    FIGURES,
+    MEASURED_IN,
+    Match,
+    PrefillSettings,
+    TransportSettings,
+)
 
 CORPUS, HELD_OUT, TOKENIZER = "{corpus}", "{held_out}", "{tokenizer}"
 """In `prepare`: the files a user names with --corpus, --held-out and --tokenizer."""
@@ -44,26 +48,6 @@ class ArmSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransportSettings:
-    """What `mixerloop transport` is asked."""
-
-    windows: int = 16
-    positions: int = 16
-    context: int = 128
-    removal: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasureTypes:
-    """The type of the projections in each measurement."""
-
-    nll: ComputeDtype = "float32"
-    hops: ComputeDtype = "float32"
-    core: ComputeDtype = "float32"
-    transport: ComputeDtype = "float32"
-
-
-@dataclass(frozen=True, kw_only=True)
 class PartSettings:
     """Models that differ in their schedule and in nothing else."""
 
@@ -75,9 +59,11 @@ class PartSettings:
     arms: tuple[ArmSettings, ...]
     seeds: tuple[int, ...]
     match: Match = "parameters+tokens"
-    measure: tuple[Measure, ...] = ("nll",)
-    measure_in: MeasureTypes = MeasureTypes()
-    transport: TransportSettings = TransportSettings()
+    measure: tuple[str, ...] = ("nll",)
+    """Registered measures, taken of every trained model."""
+    measure_in: dict[str, ComputeDtype] = dataclasses.field(default_factory=dict)
+    """The type of the projections in each measurement, float32 where none is given."""
+    transport: TransportSettings = dataclasses.field(default_factory=TransportSettings)
     cpus: int = 1
     """Processors of a cell, where a cluster places it."""
     gpus: int = 0
@@ -86,18 +72,9 @@ class PartSettings:
     data: dict[str, Any] = dataclasses.field(default_factory=dict)
     train: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-
-@dataclass(frozen=True, kw_only=True)
-class PrefillSettings:
-    """What `mixerloop bench prefill` is asked."""
-
-    sizes: tuple[str, ...]
-    batches: tuple[int, ...]
-    length: int = 1024
-    warmup: int = 6
-    repeats: int = 20
-    compute_dtype: ComputeDtype = "float32"
-    device: Device = "auto"
+    def measured_in(self, measure: str) -> ComputeDtype:
+        """The type of the projections in a measurement."""
+        return self.measure_in.get(measure, MEASURED_IN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +167,7 @@ def _check(file: StudyFile) -> None:
             preparation = preparation_of(part)
         except ValueError as error:
             raise file.refused(f"{here}.prepare", error) from None
+        _check_measures(file, here, part)
         for measure in part.measure:
             if measure in TASKS and part.prepare[0] != measure:
                 raise file.refused(
@@ -204,6 +182,19 @@ def _check(file: StudyFile) -> None:
 def preparation_of(part: PartSettings) -> Preparation:
     """The data of a part, with names such as {corpus} in place of the user's files."""
     return parse_preparation([word for word in part.prepare if word != HELD_OUT])
+
+
+def _check_measures(file: StudyFile, here: str, part: PartSettings) -> None:
+    for name in part.measure:
+        try:
+            measure_named(name)
+        except ValueError as error:
+            raise file.refused(f"{here}.measure", error) from None
+    for name in part.measure_in:
+        if name not in MEASURES:
+            place = f"{here}.measure_in"
+            reason = f"{place}: unknown key {name}; {suggest(name, MEASURES)}"
+            raise file.refused(reason, reason)
 
 
 def _check_transport(

@@ -2,14 +2,24 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from mixerloop.intervals import LEVEL
+from mixerloop.results import Estimate, PartialEstimate
 from mixerloop.transport.geometry import itr, itr_by_depth, later_share, marginal_itr
+from mixerloop.transport.noise import NoiseFloor
 from mixerloop.transport.removal import Costs, Removal, spearman
+from mixerloop.transport.result import (
+    LayerFigures,
+    NoiseFloorFigures,
+    PassFigures,
+    RemovalCost,
+    RemovalFigures,
+    TransportSummary,
+)
 from mixerloop.transport.trajectories import Trajectories
 
 RESAMPLES = 1000
@@ -27,72 +37,94 @@ class _Means:
     top1_flips: Float[np.ndarray, "... passes"]
 
 
-FIGURES: dict[str, Callable[[_Means], np.ndarray]] = {
-    "itr": lambda means: itr(means.gram),
-    "itr_by_depth": lambda means: itr_by_depth(means.gram),
-    "marginal_itr": lambda means: marginal_itr(means.gram),
-    "hellinger_squared": lambda means: means.hellinger_squared,
-    "target_gain": lambda means: means.target_gain,
-    "later_gain": lambda means: means.target_gain[..., 1:].sum(axis=-1),
-    "later_share": lambda means: later_share(means.hellinger_squared),
-    "top1_flips": lambda means: means.top1_flips,
-}
-"""What is told of all layers together, and of each."""
+class _Interval(NamedTuple):
+    """Values with the ends of their intervals: of one figure, or of a figure of every pass."""
+
+    value: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+
+    def estimate(self) -> Estimate:
+        """One figure."""
+        value, lower, upper = map(float, self)
+        return Estimate(value=value, lower=lower, upper=upper, over="windows")
+
+    def partial_estimate(self) -> PartialEstimate:
+        """One figure that may be undefined."""
+        value, lower, upper = (None if np.isnan(end) else float(end) for end in self)
+        return PartialEstimate(value=value, lower=lower, upper=upper, over="windows")
+
+    def by_pass(self) -> "list[_Interval]":
+        """The figure of each pass."""
+        return [_Interval(*ends) for ends in zip(*self, strict=True)]
 
 
-def summarise(found: Trajectories, *, seed: int = 0) -> dict[str, Any]:
+def summarise(found: Trajectories, *, seed: int = 0) -> TransportSummary:
     """All figures and their intervals, together and by layer, and the paper's counts of pairs."""
     num_windows = found.gram.shape[1]
     if num_windows < 2:
         raise ValueError(f"{num_windows} windows have no interval; take two or more")
     once, weights = _weights(num_windows, seed)
     together = _figures(found, range(len(found.layers)), once, weights)
-    layers = []
-    for row, layer in enumerate(found.layers):
-        figures = _figures(found, [row], once, weights)
-        layers.append({"layer": layer, **figures})
+    layers = [
+        LayerFigures(layer=layer, **vars(_figures(found, [row], once, weights)))
+        for row, layer in enumerate(found.layers)
+    ]
     later = [
-        (layer["marginal_itr"][index], layer["target_gain"][index])
+        (layer.marginal_itr[index].value, layer.target_gain[index].value)
         for layer, count in zip(layers, found.num_passes, strict=True)
         for index in range(1, count)
     ]
-    return {
-        **together,
-        "pairs_total": len(later),
-        "pairs_novel": sum(novelty > NOVEL for novelty, _ in later),
-        "pairs_positive": sum(gain > 0 for _, gain in later),
-        "layers": layers,
-        "intact_max_abs_error": found.intact_max_abs_error,
-    }
+    return TransportSummary(
+        **vars(together),
+        pairs_total=len(later),
+        pairs_novel=sum(novelty > NOVEL for novelty, _ in later),
+        pairs_positive=sum(gain > 0 for _, gain in later),
+        layers=tuple(layers),
+        intact_max_abs_error=found.intact_max_abs_error,
+    )
 
 
 def summarise_removals(
     found: Trajectories, costs: dict[Removal, Costs], *, seed: int = 0
-) -> dict[str, Any]:
-    """What each intervention costs, and whether passes that are new are the ones that cost most.
+) -> RemovalFigures:
+    """The cost of each intervention, and whether passes that are new cost most when skipped.
 
     The rank correlation is over later (layer, pass) pairs, between the marginal ITR of a pass and
-    what leaving it out costs; both are resampled with the same windows.
+    the cost of skipping it; both are resampled with the same windows.
     """
     once, weights = _weights(found.gram.shape[1], seed)
-    result: dict[str, Any] = {}
-    for kind, one in costs.items():
-        low, high = _quantiles(weights @ one.nll.T)
-        result[kind] = [
-            {
-                "layer": occurrence.layer,
-                "pass": occurrence.pass_index + 1,
-                "delta_nll": float(cost),
-                "delta_nll_interval": [float(low[row]), float(high[row])],
-            }
-            for row, (occurrence, cost) in enumerate(
-                zip(one.occurrences, one.nll.mean(axis=1), strict=True)
-            )
-        ]
     point, drawn = (_novelty_and_cost(found, costs["skip"], w) for w in (once, weights))
-    result["spearman_marginal_itr_and_skip"] = _listed(spearman(*point)[0])
-    result["spearman_marginal_itr_and_skip_interval"] = _listed(_quantiles(spearman(*drawn)))
-    return result
+    correlation = _Interval(spearman(*point)[0], *_quantiles(spearman(*drawn)))
+    return RemovalFigures(
+        skip=_removal_costs(costs["skip"], weights),
+        ffn_off=_removal_costs(costs["ffn_off"], weights),
+        swap_order=_removal_costs(costs["swap_order"], weights),
+        spearman_marginal_itr_and_skip=correlation.partial_estimate(),
+    )
+
+
+def _removal_costs(costs: Costs, weights: np.ndarray) -> tuple[RemovalCost, ...]:
+    changes = _Interval(costs.nll.mean(axis=1), *_quantiles(weights @ costs.nll.T))
+    return tuple(
+        RemovalCost(
+            layer=occurrence.layer,
+            pass_number=occurrence.pass_index + 1,
+            delta_nll=change.estimate(),
+        )
+        for occurrence, change in zip(costs.occurrences, changes.by_pass(), strict=True)
+    )
+
+
+def noise_floor_figures(noise: NoiseFloor) -> NoiseFloorFigures:
+    """A noise floor, ready to be written."""
+    return NoiseFloorFigures(
+        wider_type=noise.wider_type,
+        windows=noise.windows,
+        hellinger_squared=tuple(noise.hellinger_squared.tolist()),
+        share=tuple(noise.share.tolist()),
+        marginal_itr=tuple(noise.marginal_itr.tolist()),
+    )
 
 
 def _novelty_and_cost(
@@ -121,23 +153,26 @@ def _weights(num_windows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _figures(
     found: Trajectories, rows: "range | list[int]", once: np.ndarray, weights: np.ndarray
-) -> dict[str, Any]:
-    """Values, and beside each the ends of its interval."""
+) -> PassFigures:
     point, resampled = (_means(found, list(rows), w) for w in (once, weights))
-    result: dict[str, Any] = {}
-    for name, figure in FIGURES.items():
-        value = figure(point)[0]
-        low, high = _quantiles(figure(resampled))
-        result[name] = _listed(value)
-        result[f"{name}_interval"] = _listed(np.stack([low, high], axis=-1))
-    return result
 
+    def interval(figure: Callable[[_Means], np.ndarray]) -> _Interval:
+        return _Interval(figure(point)[0], *_quantiles(figure(resampled)))
 
-def _listed(values: np.ndarray) -> Any:
-    """Numbers for JSON; none where there is no number, because nothing moves."""
-    if values.ndim:
-        return [_listed(one) for one in values]
-    return None if np.isnan(values) else float(values)
+    def of_each_pass(figure: Callable[[_Means], np.ndarray]) -> tuple[Estimate, ...]:
+        return tuple(one.estimate() for one in interval(figure).by_pass())
+
+    by_depth = interval(lambda means: itr_by_depth(means.gram))
+    return PassFigures(
+        itr=interval(lambda means: itr(means.gram)).partial_estimate(),
+        itr_by_depth=tuple(one.partial_estimate() for one in by_depth.by_pass()),
+        marginal_itr=of_each_pass(lambda means: marginal_itr(means.gram)),
+        hellinger_squared=of_each_pass(lambda means: means.hellinger_squared),
+        target_gain=of_each_pass(lambda means: means.target_gain),
+        later_gain=interval(lambda means: means.target_gain[..., 1:].sum(axis=-1)).estimate(),
+        later_share=interval(lambda means: later_share(means.hellinger_squared)).partial_estimate(),
+        top1_flips=of_each_pass(lambda means: means.top1_flips),
+    )
 
 
 def _quantiles(drawn: np.ndarray) -> np.ndarray:

@@ -2,10 +2,9 @@
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mixerloop import machine
 from mixerloop.config import (
@@ -18,17 +17,23 @@ from mixerloop.config import (
 )
 from mixerloop.data.prepared import open_prepared
 from mixerloop.data.windows import Draw, DrawnWindows
-from mixerloop.files import check_can_hold, json_text, write_file
+from mixerloop.files import check_can_hold
 from mixerloop.model.device import find_device
 from mixerloop.model.initialization import fresh_model
 from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.notation import notation
 from mixerloop.ops.gated_delta_rule import choose_form
-from mixerloop.provenance import collect_provenance
-from mixerloop.subject import Heading, Subject
-from mixerloop.transport.result import transport_result
+from mixerloop.result_files import write_result
+from mixerloop.results import result_provenance
+from mixerloop.schedule import Schedule
+from mixerloop.subject import Subject, forms_of
+from mixerloop.transport.figures import noise_floor_figures, summarise, summarise_removals
+from mixerloop.transport.noise import noise_floor
+from mixerloop.transport.removal import removal_costs
+from mixerloop.transport.result import TransportFigures, TransportResult
+from mixerloop.transport.trajectories import measure
 from mixerloop.transport.windows import uniform_windows
 
-TRANSPORT = "transport.json"
 Progress = Callable[[str, int, int], None]
 """Called with the model that is measured, the windows measured so far, and all windows."""
 
@@ -58,27 +63,6 @@ class Looking:
             raise ValueError(f"positions must be at least 1, got {self.positions}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TransportResult:
-    """The transport of one model and, if measured, of its control."""
-
-    heading: Heading | None
-    """None for a model that is not loaded from a folder."""
-    figures: dict[str, Any]
-    control: dict[str, Any] | None
-    """The same figures before training."""
-    provenance: dict[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        """The content of transport.json."""
-        return {
-            **({} if self.heading is None else asdict(self.heading)),
-            **self.figures,
-            "control": self.control,
-            "provenance": self.provenance,
-        }
-
-
 def measure_transport(
     subject: Subject,
     looking: Looking | None = None,
@@ -105,7 +89,19 @@ def measure_transport(
     train = subject.config.train
     if control and train is None:
         raise ValueError(f"{subject.folder}: was not trained, so it is its own control")
-    figures = _figures(subject.model, windows, subject, looking, "trained", progress)
+
+    def figures_of(model: LoopedLM, looking: Looking, name: str) -> TransportFigures:
+        return transport_figures(
+            model,
+            windows,
+            schedule=subject.schedule,
+            compute_dtype=subject.compute_dtype,
+            seed=looking.seed,
+            removal=looking.removal,
+            progress=None if progress is None else partial(progress, name),
+        )
+
+    figures = figures_of(subject.model, looking, "trained")
     control_figures = None
     if control and train is not None:
         fresh = fresh_model(
@@ -115,16 +111,16 @@ def measure_transport(
             form=subject.model.form,
         ).to(subject.device)
         without_removal = dataclasses.replace(looking, removal=False)
-        control_figures = _figures(fresh, windows, subject, without_removal, "control", progress)
+        control_figures = figures_of(fresh, without_removal, "control")
     result = TransportResult(
-        heading=subject.heading(),
-        figures=figures,
+        **subject.heading(),
+        **vars(figures),
         control=control_figures,
         provenance=subject.provenance(
             data=prepared.fingerprint, draw_seed=looking.seed, draw=int(looking.second_draw)
         ),
     )
-    subject.keep(TRANSPORT, result.to_json())
+    subject.save(result)
     return result
 
 
@@ -165,48 +161,61 @@ def measure_fresh_transport(
         rule=init,
         form=choose_form(form, found_device.type),
     ).to(found_device)
-    figures = transport_result(
+    figures = transport_figures(
         model,
         windows,
+        schedule=model.schedule,
         compute_dtype=compute_dtype,
         seed=looking.seed,
         removal=looking.removal,
         progress=None if progress is None else partial(progress, "fresh"),
     )
     result = TransportResult(
-        heading=None,
-        figures=figures,
+        checkpoint=None,
+        schedule=notation(model.schedule),
+        trained_schedule=notation(model.schedule),
+        **vars(figures),
         control=None,
-        provenance=collect_provenance(
+        provenance=result_provenance(
             seed=looking.seed,
             preset=size,
             init=init,
             data="uniform token ids",
-            forms=model.forms(),
+            forms=forms_of(model),
             compute_dtype=compute_dtype,
             device=found_device.type,
         ),
     )
     if results is not None:
-        results.mkdir(parents=True, exist_ok=True)
-        write_file(results / TRANSPORT, json_text(result.to_json()))
+        write_result(results, result)
     return result
 
 
-def _figures(
+def transport_figures(
     model: LoopedLM,
     windows: DrawnWindows,
-    subject: Subject,
-    looking: Looking,
-    name: str,
-    progress: Progress | None,
-) -> dict[str, Any]:
-    return transport_result(
-        model,
-        windows,
-        schedule=subject.schedule,
-        compute_dtype=subject.compute_dtype,
-        seed=looking.seed,
-        removal=looking.removal,
-        progress=None if progress is None else partial(progress, name),
+    *,
+    schedule: Schedule,
+    compute_dtype: ComputeDtype,
+    seed: int,
+    removal: bool,
+    progress: Callable[[int, int], None] | None = None,
+) -> TransportFigures:
+    """Figures with intervals, the noise floor and, if asked for, the cost of removals."""
+    found = measure(
+        model, windows, schedule=schedule, compute_dtype=compute_dtype, progress=progress
+    )
+    noise = noise_floor(model, windows, schedule=schedule, compute_dtype=compute_dtype)
+    removed = None
+    if removal:
+        costs = removal_costs(model, windows, schedule=schedule, compute_dtype=compute_dtype)
+        removed = summarise_removals(found, costs, seed=seed)
+    return TransportFigures(
+        **vars(summarise(found, seed=seed)),
+        compute_dtype=compute_dtype,
+        windows=len(windows.tokens),
+        context=windows.tokens.shape[1],
+        positions=tuple(windows.positions.tolist()),
+        noise_floor=noise_floor_figures(noise),
+        removal=removed,
     )

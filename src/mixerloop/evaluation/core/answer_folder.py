@@ -12,18 +12,20 @@ the same answers, bit for bit.
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mixerloop.evaluation.core.answers import Answer
 from mixerloop.evaluation.core.asking import AskedTask, answers, blocks
+from mixerloop.evaluation.core.core_result import CoreSettings
 from mixerloop.evaluation.core.questions import Encode
 from mixerloop.evaluation.core.tasks import Task
 from mixerloop.evaluation.scorer import Scorer
 from mixerloop.files import json_text, read_json, remove_leftovers, write_file
 from mixerloop.parsing import from_dict, one_line
+from mixerloop.results import encode
 
 SETTINGS = "settings.json"
 PARTS = "parts"
@@ -48,23 +50,23 @@ class AnswerFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def open(self, settings: dict[str, Any], tasks: tuple[Task, ...], *, replace: bool) -> None:
+    def open(self, settings: CoreSettings, tasks: tuple[Task, ...], *, replace: bool) -> None:
         """Begin, or go on with, the evaluation that `settings` describes.
 
         To replace another one, its answers to `tasks` go away, and the settings before them:
         without settings nothing is ever taken up.
         """
-        path = self.folder / SETTINGS
+        path, written = self.folder / SETTINGS, encode(settings)
         for folder in (self.folder, self.folder / PARTS):
             remove_leftovers(folder)
         if path.exists():
-            differing = _first_difference(path, settings)
+            differing = _first_difference(path, written)
             if differing is None:
                 return
             if not replace:
                 key, before = differing
                 raise ValueError(
-                    f"{self.folder}: holds answers with {key} {before}, not {settings.get(key)}; "
+                    f"{self.folder}: holds answers with {key} {before}, not {written.get(key)}; "
                     "replace drops them, or name another folder for the results"
                 )
         path.unlink(missing_ok=True)
@@ -73,7 +75,7 @@ class AnswerFolder:
                 file.unlink(missing_ok=True)
         if (self.folder / PARTS).exists():
             shutil.rmtree(self.folder / PARTS)
-        write_file(path, json_text(settings))
+        write_file(path, json_text(written))
 
     def work(self, label: str) -> Work | None:
         """What a task took; none if it is not finished."""
@@ -166,8 +168,8 @@ def _damaged(path: Path, how: str) -> ValueError:
     return ValueError(f"{path}: not as it was written ({how}); remove it and evaluate again")
 
 
-def _first_difference(path: Path, settings: dict[str, Any]) -> tuple[str, Any] | None:
-    """The first setting that is another than in a file, and what it is there."""
+def _first_difference(path: Path, settings: Mapping[str, Any]) -> tuple[str, Any] | None:
+    """The first setting that differs from the setting in a file, and its value in the file."""
     try:
         before = read_json(path)
     except ValueError:

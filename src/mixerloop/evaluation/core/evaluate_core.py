@@ -2,22 +2,23 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mixerloop.evaluation.core.answer_folder import AnswerFolder
 from mixerloop.evaluation.core.asking import LEAST_CONTEXT, AskedTask, answers, asked, blocks
 from mixerloop.evaluation.core.bundle import find_bundle
+from mixerloop.evaluation.core.core_result import CoreResult, CoreSettings
 from mixerloop.evaluation.core.questions import Encode
-from mixerloop.evaluation.core.scores import CoreScore, summarise
-from mixerloop.evaluation.kept_results import CORE, CORE_ANSWERS
+from mixerloop.evaluation.core.scores import summarise
 from mixerloop.evaluation.looped_scorer import scorer_of
 from mixerloop.evaluation.scorer import Scorer
 from mixerloop.files import locked
+from mixerloop.measures import MEASURES
+from mixerloop.notation import notation
 from mixerloop.paper import CORE_CONTEXT
 from mixerloop.progress_line import duration
-from mixerloop.subject import Heading, Subject
+from mixerloop.subject import Subject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,31 +40,6 @@ class CoreProgress:
 
 
 Progress = Callable[[CoreProgress], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CoreResult:
-    """The tasks of CORE, answered by one subject."""
-
-    heading: Heading
-    score: CoreScore
-    decisions_differing: int | None
-    """With every sequence scored whole; None where that was not asked for."""
-    settings: dict[str, Any]
-    """What the answers depend on."""
-    answers: Path
-    """The folder of the answers."""
-    provenance: dict[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        """The content of core.json."""
-        return {
-            **asdict(self.heading),
-            **self.score.to_json(),
-            "decisions_differing": self.decisions_differing,
-            "settings": self.settings,
-            "provenance": self.provenance,
-        }
 
 
 def evaluate_core(
@@ -101,17 +77,22 @@ def evaluate_core(
         )
     opened = find_bundle(bundle)
     asking = [asked(opened, task, limit=limit) for task in opened.choose(tasks)]
-    folder = subject.results / CORE_ANSWERS
+    folder = MEASURES["core"].details_in(subject.results)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         kept = AnswerFolder(folder)
-        settings = subject.facts() | {
-            "tokenizer": tokenizer.fingerprint,
-            "bundle": opened.fingerprint(),
-            "context": context,
-            "limit": limit,
-            "plain": plain,
-        }
+        settings = CoreSettings(
+            checkpoint=subject.fingerprint,
+            schedule=notation(subject.schedule),
+            compute_dtype=subject.compute_dtype,
+            forms=subject.forms(),
+            device=subject.device.type,
+            tokenizer=tokenizer.fingerprint,
+            bundle=opened.fingerprint(),
+            context=context,
+            limit=limit,
+            plain=plain,
+        )
         kept.open(settings, opened.tasks, replace=replace)
         evaluation = _Evaluation(kept, asking, tokenizer.encode_all, context, progress)
         evaluation.answer(scorer_of(subject, share_prefixes=not plain))
@@ -122,15 +103,15 @@ def evaluate_core(
         differing = None
         if verify_sharing:
             differing = evaluation.differing(scorer_of(subject, share_prefixes=False))
+    figures = summarise(opened, finished, all_answers, works, context=context)
     result = CoreResult(
-        heading=subject.heading(),
-        score=summarise(opened, finished, all_answers, works, context=context),
+        **subject.heading(),
+        **vars(figures),
         decisions_differing=differing,
         settings=settings,
-        answers=folder,
-        provenance=subject.provenance(bundle=settings["bundle"], tokenizer=settings["tokenizer"]),
+        provenance=subject.provenance(bundle=settings.bundle, tokenizer=settings.tokenizer),
     )
-    subject.keep(CORE, result.to_json())
+    subject.save(result)
     return result
 
 

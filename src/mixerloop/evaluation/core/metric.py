@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -13,8 +13,9 @@ from mixerloop.paper import CORE_MANIPULATION
 Score = TypeVar("Score", float, np.ndarray)
 """Of one model, or of many models or resamples at once."""
 
-VERSIONS = ("v1", "v2")
+Version = Literal["v1", "v2"]
 """Of the random baselines."""
+VERSIONS: tuple[Version, ...] = ("v1", "v2")
 
 
 def centered(accuracy: Score, baseline: float) -> Score:

@@ -1,8 +1,6 @@
-"""The result of an evaluation: accuracies, centered scores and CORE, with intervals."""
+"""From answers to figures: accuracies, centered scores and CORE, with intervals."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
@@ -10,9 +8,11 @@ from mixerloop.evaluation.core.answer_folder import Work
 from mixerloop.evaluation.core.answers import Answer
 from mixerloop.evaluation.core.asking import AskedTask
 from mixerloop.evaluation.core.bundle import Bundle
+from mixerloop.evaluation.core.core_result import CoreFigures, TaskScore
 from mixerloop.evaluation.core.metric import (
     VERSIONS,
     Guess,
+    Version,
     all_centered,
     centered,
     core,
@@ -20,58 +20,9 @@ from mixerloop.evaluation.core.metric import (
     manipulation,
 )
 from mixerloop.evaluation.core.resampling import resampled_accuracies
-from mixerloop.intervals import Estimate, estimate
+from mixerloop.intervals import estimate
 from mixerloop.paper import CORE_CONTEXT, CORE_MANIPULATION, CORE_UPPER
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskScore:
-    """One task."""
-
-    accuracy: float
-    accuracy_interval: tuple[float, float]
-    baseline_v1: float
-    baseline_v2: float
-    centered_v1: float
-    centered_v2: float
-    examples: int
-    cropped_share: float
-    guess: Guess
-    work: Work
-
-
-@dataclass(frozen=True, kw_only=True)
-class CoreScore:
-    """All tasks; the aggregates are none unless every task they need was asked."""
-
-    tasks: dict[str, TaskScore]
-    core: dict[str, Estimate | None]
-    """By version of the baselines."""
-    manipulation: dict[str, Estimate | None]
-    guess_core: dict[str, dict[str, float] | None]
-    """What CORE would be for guessing, by version and kind of guess."""
-    not_comparable_because: list[str]
-
-    def to_json(self) -> dict[str, Any]:
-        """As it is printed and kept."""
-        result: dict[str, Any] = {}
-        for version in VERSIONS:
-            for name, of in (("core", self.core), ("manipulation", self.manipulation)):
-                found = of[version]
-                result[f"{name}_{version}"] = None if found is None else found.value
-                result[f"{name}_{version}_interval"] = None if found is None else found[1:]
-            result[f"guess_core_{version}"] = self.guess_core[version]
-        works = [score.work for score in self.tasks.values()]
-        return result | {
-            "comparable": not self.not_comparable_because,
-            "not_comparable_because": self.not_comparable_because,
-            "tokens_plain": sum(work.tokens_plain for work in works),
-            "tokens_processed": sum(work.tokens_processed for work in works),
-            "tasks": {
-                label: {k: v for k, v in asdict(score).items() if k != "work"} | asdict(score.work)
-                for label, score in self.tasks.items()
-            },
-        }
+from mixerloop.results import Estimate
 
 
 def summarise(
@@ -81,7 +32,7 @@ def summarise(
     works: Mapping[str, Work],
     *,
     context: int,
-) -> CoreScore:
+) -> CoreFigures:
     """Score the answers to the tasks that were asked."""
     right = {label: np.array([[one.right] for one in found]) for label, found in answers.items()}
     accuracies = {label: float(of_task.mean()) for label, of_task in right.items()}
@@ -90,8 +41,7 @@ def summarise(
     guesses = {one.task.label: guess(one.examples) for one in asked}
     tasks = {
         label: TaskScore(
-            accuracy=accuracy,
-            accuracy_interval=estimate(accuracy, resampled[label])[1:],
+            accuracy=estimate(accuracy, resampled[label], over="examples"),
             baseline_v1=baselines["v1"][label],
             baseline_v2=baselines["v2"][label],
             centered_v1=centered(accuracy, baselines["v1"][label]),
@@ -99,35 +49,50 @@ def summarise(
             examples=len(answers[label]),
             cropped_share=float(np.mean([one.cropped for one in answers[label]])),
             guess=guesses[label],
-            work=works[label],
+            tokens_plain=works[label].tokens_plain,
+            tokens_processed=works[label].tokens_processed,
+            seconds=works[label].seconds,
         )
         for label, accuracy in accuracies.items()
     }
     whole = len(asked) == len(bundle.tasks)
-    cores, manipulations, guess_core = {}, {}, {}
+    cores: dict[Version, Estimate | None] = {}
+    manipulations: dict[Version, Estimate | None] = {}
+    guess_core: dict[Version, Guess | None] = {}
     for version in VERSIONS:
         point = all_centered(accuracies, baselines[version])
         drawn = all_centered(resampled, baselines[version])
-        cores[version] = estimate(core(point), core(drawn)) if whole else None
+        cores[version] = estimate(core(point), core(drawn), over="examples") if whole else None
         subset, drawn_subset = manipulation(point), manipulation(drawn)
         manipulations[version] = (
-            None if subset is None or drawn_subset is None else estimate(subset, drawn_subset)
+            None
+            if subset is None or drawn_subset is None
+            else estimate(subset, drawn_subset, over="examples")
         )
         guess_core[version] = _guess_core(guesses, baselines[version]) if whole else None
-    return CoreScore(
+    reasons = _reasons(asked, context=context)
+    return CoreFigures(
+        core_v1=cores["v1"],
+        manipulation_v1=manipulations["v1"],
+        guess_core_v1=guess_core["v1"],
+        core_v2=cores["v2"],
+        manipulation_v2=manipulations["v2"],
+        guess_core_v2=guess_core["v2"],
+        comparable=not reasons,
+        not_comparable_because=tuple(reasons),
+        tokens_plain=sum(work.tokens_plain for work in works.values()),
+        tokens_processed=sum(work.tokens_processed for work in works.values()),
         tasks=tasks,
-        core=cores,
-        manipulation=manipulations,
-        guess_core=guess_core,
-        not_comparable_because=_reasons(asked, context=context),
     )
 
 
-def _guess_core(guesses: Mapping[str, Guess], baselines: Mapping[str, float]) -> dict[str, float]:
-    return {
-        kind: core(all_centered({k: getattr(v, kind) for k, v in guesses.items()}, baselines))
-        for kind in ("uniform", "majority")
-    }
+def _guess_core(guesses: Mapping[str, Guess], baselines: Mapping[str, float]) -> Guess:
+    uniform = {label: guess.uniform for label, guess in guesses.items()}
+    majority = {label: guess.majority for label, guess in guesses.items()}
+    return Guess(
+        uniform=core(all_centered(uniform, baselines)),
+        majority=core(all_centered(majority, baselines)),
+    )
 
 
 def _reasons(asked: list[AskedTask], *, context: int) -> list[str]:

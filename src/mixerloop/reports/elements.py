@@ -38,7 +38,7 @@ class Drawing:
     svg: str
 
 
-Block = Paragraph | Findings | Table | Drawing | Figure
+Element = Paragraph | Findings | Table | Drawing | Figure
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Section:
     """A part of the page with a heading."""
 
     title: str
-    blocks: list[Block]
+    elements: list[Element]
 
     @property
     def anchor(self) -> str:
@@ -65,10 +65,10 @@ class Report:
     def figures(self) -> list[Figure]:
         """All charts, in order."""
         return [
-            block
+            element
             for section in self.sections
-            for block in section.blocks
-            if isinstance(block, Figure)
+            for element in section.elements
+            if isinstance(element, Figure)
         ]
 
 
@@ -77,24 +77,24 @@ def as_markdown(report: Report, figures: str) -> str:
     parts = [f"# {report.title}", report.about]
     for section in report.sections:
         parts.append(f"## {section.title}")
-        parts += [_markdown(block, figures) for block in section.blocks]
+        parts += [_markdown(element, figures) for element in section.elements]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _markdown(block: Block, figures: str) -> str:
-    if isinstance(block, Paragraph):
-        return block.text
-    if isinstance(block, Findings):
-        return "\n".join(f"- {line}" for line in block.lines)
-    if isinstance(block, Table):
-        rows = [block.columns, ["---"] * len(block.columns), *block.rows]
+def _markdown(element: Element, figures: str) -> str:
+    if isinstance(element, Paragraph):
+        return element.text
+    if isinstance(element, Findings):
+        return "\n".join(f"- {line}" for line in element.lines)
+    if isinstance(element, Table):
+        rows = [element.columns, ["---"] * len(element.columns), *element.rows]
         table = "\n".join("| " + " | ".join(_escaped(row)) + " |" for row in rows)
-        title = f"**{block.title}**\n\n" if block.title else ""
-        return f"{title}{table}" + (f"\n\n{block.note}" if block.note else "")
-    if isinstance(block, Drawing):
-        return f"![{block.title}]({figures}/{block.name}.svg)"
-    link = f"[numbers]({figures}/{block.name}.csv)"
-    return f"**{block.title}** ({link})\n\n![{block.title}]({figures}/{block.name}.svg)"
+        title = f"**{element.title}**\n\n" if element.title else ""
+        return f"{title}{table}" + (f"\n\n{element.note}" if element.note else "")
+    if isinstance(element, Drawing):
+        return f"![{element.title}]({figures}/{element.name}.svg)"
+    link = f"[numbers]({figures}/{element.name}.csv)"
+    return f"**{element.title}** ({link})\n\n![{element.title}]({figures}/{element.name}.svg)"
 
 
 def _escaped(row: list[str]) -> list[str]:

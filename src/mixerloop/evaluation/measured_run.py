@@ -1,0 +1,98 @@
+"""A run with its results, as a comparison reads it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mixerloop import config as configs
+from mixerloop import runs
+from mixerloop.config import RunConfig
+from mixerloop.evaluation.units import Units
+from mixerloop.files import file_sha256, read_json
+from mixerloop.measures import MEASURES, Measure, load
+from mixerloop.parsing import one_line
+from mixerloop.result_files import command_for, read_result
+from mixerloop.results import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun:
+    """One model, and the units of each of its results that can be compared."""
+
+    path: Path
+    checkpoint: str | None
+    """Fingerprint of the weights that were measured."""
+    schedule: str
+    """The schedule that was measured."""
+    seed: int | None
+    config: RunConfig | None
+    """None for results in a folder outside a run."""
+    trained_on: str | None
+    """Fingerprint of the training data."""
+    step: str | None
+    """The checkpoint's name."""
+    units: Mapping[str, Units[Any]]
+    """By measure."""
+
+
+def read_measured_run(path: Path) -> MeasuredRun:
+    """The results of a run, of one of its checkpoints, or of a folder given with --out."""
+    if not path.exists():
+        raise ValueError(f"{path}: there is no such run")
+    compared = [measure for measure in MEASURES.values() if measure.units is not None]
+    is_outside_run = any((path / measure.file).exists() for measure in compared)
+    if not is_outside_run and runs.is_checkpoint_outside_run(path):
+        raise ValueError(f"{path}: a checkpoint outside a run; name the --out of its results")
+    folder = path if is_outside_run else runs.results_folder(path)
+    checkpoint = None if is_outside_run else runs.find_checkpoint(path)
+    results = {
+        measure.name: read_result(folder, measure)
+        for measure in compared
+        if (folder / measure.file).exists()
+    }
+    if not results:
+        raise ValueError(
+            f"{path}: nothing to compare yet; first run mixerloop evaluate nll, hops or core on it"
+        )
+    if len({_model_of(result) for result in results.values()}) > 1:
+        files = " and ".join(MEASURES[name].file for name in results)
+        raise ValueError(f"{folder}: {files} are of different models; evaluate again")
+    result = next(iter(results.values()))
+    sha = result.provenance.checkpoint_sha256
+    if checkpoint is not None and file_sha256(checkpoint / runs.CONTENTS) != sha:
+        raise ValueError(f"{folder}: its results are not of {checkpoint}; evaluate it again")
+    return MeasuredRun(
+        path=path,
+        checkpoint=sha,
+        schedule=result.schedule,
+        seed=result.provenance.seed,
+        config=None if checkpoint is None else configs.load(checkpoint / runs.CONFIG),
+        trained_on=None if checkpoint is None else _trained_on(checkpoint),
+        step=None if checkpoint is None else checkpoint.name,
+        units={name: _units(folder, MEASURES[name], one) for name, one in results.items()},
+    )
+
+
+def _model_of(result: Result) -> tuple[str | None, str, int | None]:
+    return result.provenance.checkpoint_sha256, result.schedule, result.provenance.seed
+
+
+def _units(folder: Path, measure: Measure, result: Result) -> Units[Any]:
+    assert measure.units is not None
+    try:
+        return load(measure.units)(folder, result)
+    except ValueError as error:
+        path = folder / (measure.details or measure.file)
+        again = command_for(folder, measure)
+        raise ValueError(
+            f"{path}: not as it was written ({one_line(error)}); measure again: {again}"
+        ) from None
+
+
+def _trained_on(checkpoint: Path) -> str | None:
+    path = checkpoint.parent.parent / runs.PROVENANCE
+    if not path.is_file():
+        return None
+    provenance = read_json(path)
+    return provenance.get("data") if isinstance(provenance, dict) else None

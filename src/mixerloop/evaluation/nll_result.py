@@ -1,0 +1,130 @@
+"""The held-out NLL as a result, and its documents as units of a comparison."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from mixerloop.evaluation.units import RatioUnits, detail_lines, finite
+from mixerloop.measures import MEASURES
+from mixerloop.parsing import one_line
+from mixerloop.results import Estimate, Result
+
+FEW_DOCUMENTS = 20
+"""An interval over fewer documents is not reliable."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NllAtPositions:
+    """The NLL of tokens with some number of tokens before them in the window."""
+
+    first: int
+    """Tokens before, at least."""
+    last: int
+    """Tokens before, at most."""
+    nll: Estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class NllFigures:
+    """Losses of a model on held-out tokens."""
+
+    nll: Estimate
+    """Nats per token."""
+    bits_per_byte: Estimate | None
+    """None for a task that is not text."""
+    accuracy: Estimate
+    """The share of tokens that are the most likely token."""
+    by_position: tuple[NllAtPositions, ...]
+    documents: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NllResult(NllFigures, Result):
+    """The held-out NLL of one subject."""
+
+    context: int
+    """Tokens of a window."""
+    warnings: tuple[str, ...]
+    by_passes: dict[int, NllFigures]
+    """With every loop stopped after so many passes."""
+
+
+@dataclass(frozen=True)
+class DocumentUnits(RatioUnits):
+    """Nats and tokens of each document."""
+
+    def warnings(self) -> Iterator[str]:
+        """Few documents, or few that hold most tokens, give an unreliable interval."""
+        size = len(self.denominators)
+        if (worth := equal_documents(self.denominators)) < FEW_DOCUMENTS:
+            as_good = "" if worth > size - 1 else f", unequal ones: as good as {worth:.0f}"
+            yield f"the intervals of the NLL come from {size} documents{as_good}"
+
+
+def equal_documents(tokens: Int[np.ndarray, " documents"]) -> float:
+    """How many documents of equal length would vary as these do: few, if few hold most tokens."""
+    return float(tokens.sum()) ** 2 / float((tokens.astype(float) ** 2).sum())
+
+
+def document_units(
+    nats: Float[np.ndarray, " documents"],
+    tokens: Int[np.ndarray, " documents"],
+    *,
+    data: str | None,
+    context: int,
+    compute_dtype: str | None,
+) -> DocumentUnits:
+    """Units of an NLL that was measured on some data, in windows of a context."""
+    return DocumentUnits(
+        {"data": data, "context": context, "compute_dtype": compute_dtype},
+        "nll",
+        "documents",
+        nats,
+        tokens,
+    )
+
+
+def nll_details(
+    nats: Float[np.ndarray, " documents"],
+    tokens: Int[np.ndarray, " documents"],
+    sizes: Float[np.ndarray, " documents"] | None,
+) -> str:
+    """The content of nll.jsonl: a line for each document, with its bytes where it is text."""
+    lines = [
+        json.dumps(
+            {
+                "document": number,
+                "nats": float(nats[number]),
+                "tokens": int(tokens[number]),
+                "bytes": None if sizes is None else float(sizes[number]),
+            }
+        )
+        for number in range(len(nats))
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def read_nll_units(folder: Path, result: NllResult) -> DocumentUnits:
+    """The documents of a result; they must add up to the result's own counts."""
+    nats, tokens = [], []
+    for number, line in detail_lines(MEASURES["nll"].details_in(folder)):
+        try:
+            nats.append(finite(line["nats"]))
+            tokens.append(int(finite(line["tokens"])))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"line {number}: {one_line(error)}") from None
+    agrees = (len(nats), sum(tokens)) == (result.documents, result.tokens)
+    if not agrees or sum(tokens) <= 0 or len(nats) < 2:
+        raise ValueError("its documents are others")
+    return document_units(
+        np.array(nats),
+        np.array(tokens),
+        data=result.provenance.data,
+        context=result.context,
+        compute_dtype=result.provenance.compute_dtype,
+    )

@@ -1,0 +1,147 @@
+"""Results as typed values: estimates with intervals, provenance, and their one JSON encoding.
+
+A result is a frozen dataclass derived from `Result`. `encode` writes it as JSON and `decode` reads
+it back strictly: unknown keys, missing keys and wrong types are errors. `mixerloop.measures` lists
+the kinds of results, and `mixerloop.result_files` puts them into files.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal, TypedDict, TypeVar
+
+from mixerloop.parsing import from_dict
+from mixerloop.provenance import collect_provenance
+
+Over = Literal["documents", "sequences", "examples", "windows", "seeds", "seeds and examples"]
+"""The units that an interval was resampled over."""
+Scalar = str | int | float | bool | None
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A figure and the interval that holds the true figure in 95 % of repetitions."""
+
+    value: float
+    lower: float
+    upper: float
+    over: Over
+    """The units whose variation the interval describes."""
+
+    def scaled(self, factor: float) -> "Estimate":
+        """The estimate in another unit, such as percent."""
+        return Estimate(
+            value=factor * self.value,
+            lower=factor * self.lower,
+            upper=factor * self.upper,
+            over=self.over,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialEstimate:
+    """An estimate that may be undefined, in the encoding of `Estimate`."""
+
+    value: float | None
+    """None where nothing was there to divide by."""
+    lower: float | None
+    """None where the value of some resample is undefined; so is `upper`."""
+    upper: float | None
+    over: Over
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """The estimate, if the value and both ends are defined."""
+        if self.value is None or self.lower is None or self.upper is None:
+            return None
+        return Estimate(value=self.value, lower=self.lower, upper=self.upper, over=self.over)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Code, versions, machine, weights and data behind a result."""
+
+    created: str
+    """The time, to the second, with its zone."""
+    command: tuple[str, ...]
+    """The program and its arguments."""
+    commit: str | None
+    """Of the source tree; None for an installed package."""
+    dirty: bool | None
+    """Whether tracked files had changed since the commit."""
+    versions: dict[str, str | None]
+    """Of Python and of each package; None for a package that is not installed."""
+    machine: dict[str, Scalar | dict[str, str]]
+    threads: int | None
+    """Of torch; None where torch was not loaded."""
+    seed: int | None = None
+    """Of the training run; of fresh weights; or of the resampling of a comparison."""
+    checkpoint_sha256: str | None = None
+    """Fingerprint of the weights."""
+    forms: dict[str, str] = field(default_factory=dict)
+    """The form of each operator that ran."""
+    compute_dtype: str | None = None
+    device: str | None = None
+    data: str | None = None
+    """Fingerprint of the prepared data, or a description of drawn data."""
+    bundle: str | None = None
+    """Fingerprint of CORE's tasks."""
+    tokenizer: str | None = None
+    """Fingerprint of the tokenizer."""
+    draw_seed: int | None = None
+    """Seed of the windows that were drawn."""
+    draw: int | None = None
+    """Which draw under that seed; different draws share no window."""
+    preset: str | None = None
+    """Size of fresh weights."""
+    init: str | None = None
+    """Rule of fresh weights."""
+
+
+def result_provenance(**facts: Any) -> Provenance:
+    """The provenance of a result that is made now; a fact that no field holds is an error."""
+    return from_dict(Provenance, collect_provenance(**facts), "provenance.")
+
+
+class Heading(TypedDict):
+    """Which model a result is of: the first fields of `Result`."""
+
+    checkpoint: str | None
+    schedule: str
+    trained_schedule: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What every result of a measure holds beside its figures."""
+
+    checkpoint: str | None
+    """The folder of the weights; None for fresh weights."""
+    schedule: str
+    """The schedule that was measured, in notation."""
+    trained_schedule: str
+    """The schedule that the weights were trained with, or drawn for."""
+    provenance: Provenance
+
+
+def encode(value: Any) -> Any:
+    """JSON of a result, or of a part of a result; numbers that are not finite become null."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: encode(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): encode(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [encode(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    assert value is None or isinstance(value, str | int), f"{value!r} has no encoding"
+    return value
+
+
+def decode(cls: type[T], data: Any) -> T:
+    """A result from its JSON; whatever is not as `encode` writes it is a `ValueError`."""
+    if not isinstance(data, dict):
+        raise ValueError("result must be a table")
+    return from_dict(cls, data, "result.")

@@ -1,0 +1,171 @@
+"""Results in files: one encoding, strict reading, and files of older versions named."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mixerloop.evaluation.comparison import compare_runs
+from mixerloop.evaluation.nll_result import NllAtPositions, NllFigures, NllResult, nll_details
+from mixerloop.measures import MEASURES, Measure, measure_of, score_named
+from mixerloop.reports.study_results import read_study
+from mixerloop.result_files import has_result, read_result, write_result
+from mixerloop.results import Estimate, PartialEstimate, decode, encode, result_provenance
+from mixerloop.transport.result import TransportResult
+
+NLL = Estimate(value=2.0, lower=1.5, upper=2.5, over="documents")
+FIGURES = NllFigures(
+    nll=NLL,
+    bits_per_byte=None,
+    accuracy=replace(NLL, value=0.5),
+    by_position=(NllAtPositions(first=0, last=1, nll=NLL),),
+    documents=2,
+    tokens=5,
+)
+RESULT = NllResult(
+    checkpoint="runs/one/checkpoints/step-4",
+    schedule="2x(A2 F)",
+    trained_schedule="2x(A2 F)",
+    provenance=result_provenance(
+        checkpoint_sha256="c", seed=1, data="d", forms={"gated_delta_rule": "torch"}
+    ),
+    **vars(FIGURES),
+    context=32,
+    warnings=("few",),
+    by_passes={1: FIGURES},
+)
+OLD_PROVENANCE = {
+    "created": "2026-01-01T00:00:00+00:00",
+    "command": ["mixerloop"],
+    "checkpoint_sha256": "c",
+    "form": "native",
+    "seed": 1,
+}
+OLD_HEAD = {"checkpoint": "c", "schedule": "A F", "trained_schedule": "A F"}
+OLD_INTERVAL = {"value": 2.0, "lower": 1.5, "upper": 2.5}
+OLD = {
+    "nll": OLD_HEAD | {"nll": OLD_INTERVAL, "documents": 2, "tokens": 5, "context": 32},
+    "hops": OLD_HEAD | {"accuracy_by_hop": [{"hops": 1, "accuracy": OLD_INTERVAL}]},
+    "core": OLD_HEAD | {"core_v1": 0.1, "core_v1_interval": [0.0, 0.2], "tasks": {}},
+    "transport": OLD_HEAD | {"itr": 1.2, "itr_interval": [1.1, 1.3], "marginal_itr": [1.0]},
+}
+
+
+def test_an_estimate_has_one_encoding():
+    assert encode(NLL) == {"value": 2.0, "lower": 1.5, "upper": 2.5, "over": "documents"}
+    undefined = PartialEstimate(value=None, lower=None, upper=None, over="windows")
+    assert encode(undefined) == {"value": None, "lower": None, "upper": None, "over": "windows"}
+    assert encode([float("nan"), float("inf"), 1.0]) == [None, None, 1.0]
+
+
+def test_a_result_is_read_back_as_it_was_written(tmp_path):
+    path = write_result(tmp_path / "results", RESULT)
+    assert path == tmp_path / "results" / "nll.json"
+    assert read_result(path.parent, MEASURES["nll"]) == RESULT
+    assert has_result(path.parent, MEASURES["nll"])
+    assert not has_result(path.parent, MEASURES["hops"])
+
+
+def test_details_are_never_beside_the_result_of_other_details(tmp_path, monkeypatch):
+    write_result(tmp_path, RESULT, details="1\n")
+
+    def interrupted(path, content):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mixerloop.result_files.write_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_result(tmp_path, RESULT, details="2\n")
+    assert not (tmp_path / "nll.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"nll": None}, "result.nll must be a table"),
+        ({"nll": {"value": 1.0, "lower": 0.0, "upper": 2.0}}, "result.nll.over is missing"),
+        ({"nll": encode(NLL) | {"over": "moons"}}, "result.nll.over = 'moons'"),
+        ({"tokens": "5"}, "result.tokens = '5'"),
+        ({"nlll": 1.0}, "result: unknown key nlll; did you mean nll?"),
+        ({"by_passes": {"one": {}}}, "result.by_passes: the keys must be numbers"),
+    ],
+)
+def test_what_is_not_as_it_was_written_is_named_with_the_command(tmp_path, change, named):
+    folder = tmp_path / "run" / "results"
+    path = write_result(folder, RESULT)
+    path.write_text(json.dumps(encode(RESULT) | change))
+    with pytest.raises(ValueError, match=r"nll\.json: not as it was written") as caught:
+        read_result(folder, MEASURES["nll"])
+    assert named in str(caught.value)
+    assert str(caught.value).endswith(f"; measure again: mixerloop evaluate nll {folder.parent}")
+
+
+@pytest.mark.parametrize("measure", list(MEASURES.values()), ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    ("folder", "run"),
+    [
+        ("run/results", "{}/run"),
+        ("run/results/step-4", "{}/run/checkpoints/step-4"),
+        ("kept", "RUN --out {}/kept"),
+    ],
+)
+def test_a_result_of_an_older_version_is_rejected_by_name(tmp_path, measure: Measure, folder, run):
+    place = tmp_path / folder
+    place.mkdir(parents=True)
+    old = OLD[measure.name] | {"provenance": OLD_PROVENANCE}
+    (place / measure.file).write_text(json.dumps(old))
+    assert not has_result(place, measure)
+    with pytest.raises(ValueError, match="written by an older version") as caught:
+        read_result(place, measure)
+    again = f"{measure.command} {run.format(tmp_path)}"
+    assert str(caught.value) == (
+        f"{place / measure.file}: written by an older version; measure again: {again}"
+    )
+
+
+def test_results_of_an_older_version_are_not_compared(tmp_path):
+    for name in ("one", "two"):
+        details = nll_details(np.array([4.0, 6.0]), np.array([2, 3]), None)
+        write_result(tmp_path / name, RESULT, details=details)
+    (tmp_path / "two" / "hops.json").write_text(
+        json.dumps(OLD["hops"] | {"provenance": OLD_PROVENANCE})
+    )
+    with pytest.raises(ValueError, match=r"hops\.json: written by an older version"):
+        compare_runs([tmp_path / "one", tmp_path / "two"])
+
+
+def test_a_comparison_of_an_older_version_is_rejected_by_name(tmp_path):
+    part = {"name": "text", "match": "flops", "measure": ["nll"], "seeds": [1], "data": "stdlib"}
+    part |= {"compute_dtype": "float32", "transport": {}, "arms": []}
+    plan = {"name": "s", "title": "S", "about": "", "parts": [part], "cells": [], "prefill": None}
+    (tmp_path / "text").mkdir()
+    provenance = encode(result_provenance())
+    del provenance["forms"]  # as an older version wrote it: such a plan is read
+    (tmp_path / "plan.json").write_text(json.dumps(plan | {"provenance": provenance}))
+    assert read_study(tmp_path).title == "S"
+    old = {"arms": [{"name": "A F", "runs": [], "nll": 2.0}], "pairs": [], "warnings": []}
+    (tmp_path / "text" / "comparison.json").write_text(
+        json.dumps(old | {"provenance": OLD_PROVENANCE})
+    )
+    with pytest.raises(ValueError, match="written by an older version; compare again: mixerloop"):
+        read_study(tmp_path)
+
+
+def test_every_registered_result_type_belongs_to_one_measure():
+    for measure in MEASURES.values():
+        assert measure_of(measure.result_type()) is measure
+    with pytest.raises(ValueError, match="no measure has this result type"):
+        measure_of(type("Other", (TransportResult,), {}))
+
+
+def test_scores_of_core_have_their_version_in_the_title():
+    assert score_named("core_v1").title == "CORE (v1)"
+    assert score_named("nll").title == "held-out NLL"
+    with pytest.raises(ValueError, match="unknown score 'nl'; did you mean nll"):
+        score_named("nl")
+
+
+def test_provenance_takes_no_unknown_fact():
+    with pytest.raises(ValueError, match="provenance: unknown key sed; did you mean seed"):
+        result_provenance(sed=1)
+    assert decode(type(RESULT.provenance), encode(RESULT.provenance)) == RESULT.provenance
