@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Real
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -17,7 +17,12 @@ class Estimate(NamedTuple):
     upper: float
 
 
-def bootstrap_ratio(numerators: np.ndarray, denominators: np.ndarray, *, seed: int = 0) -> Estimate:
+def bootstrap_ratio(
+    numerators: Real[np.ndarray, " units"],
+    denominators: Real[np.ndarray, " units"],
+    *,
+    seed: int = 0,
+) -> Estimate:
     """Sum over sum, both resampled by unit: `numerators[i]` and `denominators[i]` stay together.
 
     Answers within a sequence, or tokens within a document, are not independent; units are.
@@ -27,8 +32,8 @@ def bootstrap_ratio(numerators: np.ndarray, denominators: np.ndarray, *, seed: i
 
 
 def resampled_ratios(
-    numerators: Float[np.ndarray, "units columns"],
-    denominators: Float[np.ndarray, "units columns"],
+    numerators: Real[np.ndarray, "units columns"],
+    denominators: Real[np.ndarray, "units columns"],
     *,
     seed: int = 0,
 ) -> Float[np.ndarray, "resamples columns"]:

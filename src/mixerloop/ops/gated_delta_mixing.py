@@ -24,7 +24,7 @@ class Projected(NamedTuple):
     """What the projections of a mixer make of its tokens."""
 
     qkv: Float[Tensor, "batch seq channels"]
-    gate: Float[Tensor, "batch seq heads*d_value"]
+    gate: Float[Tensor, "batch seq values"]  # heads * d_value
     decay: Float[Tensor, "batch seq heads"]
     write: Float[Tensor, "batch seq heads"]
 
@@ -61,11 +61,11 @@ def gated_delta_mixing(
     form: Form,
     largest_write: float = 1.0,
     memory: Float[Tensor, "batch heads d_key d_value"] | None = None,
-    conv_history: Float[Tensor, "batch width-1 channels"] | None = None,
+    conv_history: Float[Tensor, "batch history channels"] | None = None,
 ) -> tuple[
-    Float[Tensor, "batch seq heads*d_value"],
+    Float[Tensor, "batch seq values"],
     Float[Tensor, "batch heads d_key d_value"],
-    Float[Tensor, "batch width-1 channels"],
+    Float[Tensor, "batch history channels"],  # the last width - 1 tokens
 ]:
     """Mix a sequence; returns the mixed tokens and the memory and history to go on from.
 
@@ -105,7 +105,7 @@ def gated_delta_mixing(
 
 def mixing_without_context(
     tokens: Projected, weights: MixingWeights, *, norm_eps: float, largest_write: float = 1.0
-) -> Float[Tensor, "batch seq heads*d_value"]:
+) -> Float[Tensor, "batch seq values"]:
     """Each token writes to an empty memory and reads its own write: o = b (q . k) v."""
     inputs = rule_inputs(
         tokens, tokens.qkv * weights.conv[:, -1], weights, largest_write=largest_write
