@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 
+import shape_checks
 from mixerloop import machine
 from mixerloop.cli.main import main
 from mixerloop.ops import native_library
@@ -98,7 +99,8 @@ def _as_a_program(arguments, cwd) -> Iterator[None]:
             stream = open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
             stack.enter_context(mock.patch.object(sys, name, stack.enter_context(stream)))
         stack.enter_context(mock.patch.object(sys, "unraisablehook", sys.unraisablehook))
-        # It tells the allocator of the whole process what cannot be taken back.
+        stack.enter_context(shape_checks.off())
+        # keep_freed_memory changes the allocator of the whole process for good.
         stack.enter_context(mock.patch.object(machine, "keep_freed_memory"))
         try:
             yield

@@ -1,8 +1,10 @@
 """Array shapes are checked in the process that runs the tests, and nowhere else.
 
 jaxtyping and beartype check each call of a function whose annotations name shapes, its result, and
-the fields of dataclasses and named tuples. jaxtyping's own import hook would check the helpers
-beside them too, whose plain types pyright has checked: three calls of four, and twice the time.
+the fields of dataclasses and named tuples. jaxtyping's own import hook would also check the helpers
+in the same modules, which are three of four calls and whose plain types pyright checks.
+
+Verbs that a test runs through `command_line` are not checked, because they run as a user runs them.
 """
 
 import contextlib
