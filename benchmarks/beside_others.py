@@ -37,8 +37,8 @@ WARM_UP_SECONDS = 2
 PATIENCE = 120  # seconds until a command does something
 ENDLESS = "1000000"
 CONFIGS = {
-    "train hops": ("nano-hops-mixer_loop.toml", "--model.num-layers", "2"),
-    "train text": ("nano-stdlib-mixer_loop.toml", "--train.global-batch", "8"),
+    "train hops": ("nano-hops.toml", "--model.num-layers", "2"),
+    "train text": ("nano-stdlib.toml", "--train.global-batch", "8"),
 }
 DECODE = "decode"
 
@@ -64,7 +64,7 @@ class Watched:
             config, *options = CONFIGS[what]
             words = ["train", str(ROOT / "configs" / config), *options]
             words += ["--train.steps", ENDLESS, "--train.evaluate-every", ENDLESS]
-            words += ["--data.path", str(data / config.split("-")[1]), "--out", str(run)]
+            words += ["--data.path", str(data / Path(config).stem.split("-")[1]), "--out", str(run)]
         self._process = subprocess.Popen(
             [str(command), *words],
             stdin=subprocess.DEVNULL,

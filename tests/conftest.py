@@ -1,7 +1,13 @@
+from collections.abc import Iterator
+
 from mixerloop import machine
 from small_model import small_config
 
 machine.settle()  # before torch is loaded
+
+import shape_checks  # noqa: E402
+
+shape_checks.install()  # before any module with shapes is imported
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
@@ -34,8 +40,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """What a test draws without a generator of its own, it draws the same each time."""
+    """Seed the global generator, so that each run of a test draws the same numbers."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def shapes_unchecked() -> Iterator[None]:
+    """For tests of the errors that a user sees, in whose process no shape is checked."""
+    with shape_checks.off():
+        yield
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
-"""Intervals by resampling the units that are independent of one another."""
+"""Intervals by resampling the units that are independent of each other."""
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Real
 
 from mixerloop.results import Estimate, Over
 
@@ -10,7 +10,11 @@ LEVEL = 0.95
 
 
 def bootstrap_ratio(
-    numerators: np.ndarray, denominators: np.ndarray, *, over: Over, seed: int = 0
+    numerators: Real[np.ndarray, " units"],
+    denominators: Real[np.ndarray, " units"],
+    *,
+    over: Over,
+    seed: int = 0,
 ) -> Estimate:
     """Sum over sum, both resampled by unit: `numerators[i]` and `denominators[i]` stay together.
 
@@ -21,14 +25,14 @@ def bootstrap_ratio(
 
 
 def resampled_ratios(
-    numerators: Float[np.ndarray, "units columns"],
-    denominators: Float[np.ndarray, "units columns"],
+    numerators: Real[np.ndarray, "units columns"],
+    denominators: Real[np.ndarray, "units columns"],
     *,
     seed: int = 0,
 ) -> Float[np.ndarray, "resamples columns"]:
     """Sum over sum of each column in every resample of the units, the same units for all columns.
 
-    A column without units in a resample is not a number there.
+    The ratio is NaN in a resample whose denominators sum to 0.
     """
     if numerators.shape != denominators.shape or numerators.ndim != 2:
         raise ValueError("an interval needs a numerator and a denominator for each unit")

@@ -14,6 +14,7 @@ import needs
 from command_line import COMMAND, environment, mixerloop, refused
 from mixerloop.data.corpora import prepare_hops
 from mixerloop.data.tasks.hops import HopsSettings
+from mixerloop.notation import notation, resolve
 from small_model import training_file
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +56,28 @@ def test_json_is_all_that_is_printed(place):
     result = json.loads(done.stdout)
     assert (result["run"], result["step"], result["finished"]) == ("x", 3, True)
     assert result["last"]["held_out_nll"] > 0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "folder"), [("no_loop", "small-no_loop"), ("1x(A3 F)", "small-1x_A3_F")]
+)
+def test_the_schedule_can_be_chosen_and_names_the_run(place, schedule, folder):
+    mixerloop("train", "small.toml", "--schedule", schedule, "--train.steps", 2, cwd=place)
+    (trained,) = json.loads(mixerloop("runs", "--json", cwd=place).stdout)
+    assert trained["run"] == f"runs/{folder}"
+    assert trained["schedule"] == notation(resolve(schedule, num_layers=1))
+
+
+def test_the_schedule_is_given_once(place):
+    options = ("--schedule", "no_loop", "--model.schedule", "full_loop")
+    line = refused("train", "small.toml", *options, cwd=place)
+    assert line == "mixerloop: --schedule is short for --model.schedule; give one of them"
+
+
+def test_a_run_is_not_resumed_under_another_schedule(place):
+    mixerloop("train", "small.toml", "--train.steps", 4, "--until", 2, cwd=place)
+    line = refused("train", "--resume", "runs/small", "--schedule", "no_loop", cwd=place)
+    assert "model.schedule" in line
 
 
 def test_keys_can_be_given_as_options(place):

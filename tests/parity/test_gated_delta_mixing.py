@@ -168,6 +168,7 @@ def test_torch_knows_the_operator():
     )
 
 
+@pytest.mark.usefixtures("shapes_unchecked")
 @pytest.mark.parametrize("form", ["native", "torch"])
 @pytest.mark.parametrize(
     ("name", "cut", "message"),

@@ -192,6 +192,7 @@ def test_autocast_does_not_reach_into_the_definition():
     assert torch.equal(inside[1], alone[1])
 
 
+@pytest.mark.usefixtures("shapes_unchecked")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -224,6 +225,7 @@ def test_one_wide_input_makes_the_sums_wide():
     torch.testing.assert_close(near.double(), exact, rtol=0, atol=1e-6)
 
 
+@pytest.mark.usefixtures("shapes_unchecked")
 def test_an_unknown_form_is_refused():
     with pytest.raises(ValueError, match="unknown form 'fast'; known: auto, definition"):
         choose_form("fast")  # pyright: ignore[reportArgumentType]

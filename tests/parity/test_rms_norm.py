@@ -64,6 +64,7 @@ def test_those_who_watch_see_the_operator():
             assert torch.equal(one(other), normed(other))
 
 
+@pytest.mark.usefixtures("shapes_unchecked")
 @pytest.mark.parametrize("form", ["native", "torch"])
 def test_a_weight_of_another_width_is_refused(form):
     with pytest.raises(ValueError, match=r"a weight of \(8,\) does not fit \(3, 32\)"):

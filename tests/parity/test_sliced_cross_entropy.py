@@ -97,6 +97,7 @@ def test_no_tensor_of_all_logits_is_made():
     assert peak_bytes(sliced) < 4096 * 1000 * 4 * 0.6
 
 
+@pytest.mark.usefixtures("shapes_unchecked")
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [

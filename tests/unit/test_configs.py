@@ -1,7 +1,7 @@
 """The configs in the repository: they load, and matched ones differ in what loops."""
 
+import dataclasses
 import tomllib
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -20,30 +20,29 @@ TRAINED = {
 }
 
 
-def families():
-    found = defaultdict(dict)
-    for path in FILES:
-        size, data, loop = path.stem.split("-")
-        found[f"{size}-{data}"][loop] = path
-    return found
+FAMILIES = {path.stem: path for path in FILES}
+SCHEDULES = {
+    **{f"{size}-climbmix": PAPER for size in ("15m", "42m", "110m")},
+    "released-15m": (*PAPER, "ffn_loop"),
+    **{f"nano-{data}": tuple(LOOPS) for data in ("stdlib", "hops")},
+}
+"""Each family of matched runs, and the schedules it is made for."""
 
 
 def test_there_is_a_config_for_every_run_of_the_paper_and_for_a_laptop():
-    for size in ("15m", "42m", "110m"):
-        assert set(families()[f"{size}-climbmix"]) == set(PAPER)
-    assert set(families()["released-15m"]) == {*PAPER, "ffn_loop"}
-    for data in ("stdlib", "hops"):
-        assert set(families()[f"nano-{data}"]) == set(LOOPS)
+    assert set(FAMILIES) == set(SCHEDULES)
 
 
-@pytest.mark.parametrize("family", sorted(families()))
-def test_matched_configs_differ_in_the_schedule_line_only(family):
-    without = set()
-    for loop, path in families()[family].items():
-        lines = path.read_text().splitlines()
-        assert lines.count(f'schedule = "{loop}"') == 1
-        without.add("\n".join(line for line in lines if not line.startswith("schedule = ")))
-    assert len(without) == 1
+@pytest.mark.parametrize("family", sorted(SCHEDULES))
+def test_matched_configs_differ_in_the_schedule_only(family):
+    own = config.load(FAMILIES[family])
+    assert own.model.schedule == "mixer_loop"
+    for loop in SCHEDULES[family]:
+        other = config.load(FAMILIES[family], {"model": {"schedule": loop}})
+        other.for_training()
+        assert other.model.schedule == loop
+        same_loop = dataclasses.replace(other.model, schedule="mixer_loop")
+        assert dataclasses.replace(other, model=same_loop) == own
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -55,7 +54,7 @@ def test_every_config_loads_and_reads_back(path, tmp_path):
 
 @pytest.mark.parametrize("size", ["15m", "110m"])
 def test_the_papers_configs_are_the_papers_recipe(size):
-    loaded = config.load(FILES[0].parent / f"{size}-climbmix-mixer_loop.toml")
+    loaded = config.load(FAMILIES[f"{size}-climbmix"])
     data, train = loaded.for_training()
     assert loaded.model == PRESETS[size]
     assert (train.peak_lr, train.warmup_steps, train.weight_decay) == (5e-4, 1000, 0.1)
@@ -64,7 +63,7 @@ def test_the_papers_configs_are_the_papers_recipe(size):
 
 
 def test_the_papers_recipe_is_the_default():
-    text = (FILES[0].parent / "15m-climbmix-mixer_loop.toml").read_text()
+    text = FAMILIES["15m-climbmix"].read_text()
     said = tomllib.loads(text)["train"]
     default = run_config({**TRAINED, "train": {"steps": 100_000}}).train
     for key in ("global_batch", "peak_lr", "warmup_steps", "weight_decay", "clip_norm", "seed"):

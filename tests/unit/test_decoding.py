@@ -155,6 +155,7 @@ def test_decoding_under_another_schedule_is_asked_for(tiny, tokens):
     torch.testing.assert_close(logits, model(tokens, schedule=schedule)[:, -1], rtol=0, atol=1e-5)
 
 
+@pytest.mark.usefixtures("shapes_unchecked")
 @pytest.mark.parametrize(
     ("call", "message"),
     [

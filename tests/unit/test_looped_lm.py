@@ -361,6 +361,7 @@ def test_every_parameter_has_a_gradient_that_finite_differences_confirm(tiny, na
 # --- bad input ----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("shapes_unchecked")
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
@@ -376,6 +377,7 @@ def test_tokens_that_cannot_be_embedded_are_refused(tiny, tokens, message):
         fresh_model(tiny, seed=0)(tokens)
 
 
+@pytest.mark.usefixtures("shapes_unchecked")
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,6 +1,7 @@
 """`mixerloop train`: train a model, or go on training one."""
 
 import os
+import re
 import shlex
 import signal
 import sys
@@ -24,10 +25,10 @@ HELP = """Train a model as a config says, or go on where a run was stopped.
 Every key of the config is an option too. Ctrl-C saves a checkpoint and says how to go on.
 
 examples:
-  mixerloop train configs/nano-stdlib-mixer_loop.toml
-  mixerloop train configs/nano-stdlib-mixer_loop.toml --train.steps 200 --out runs/short
+  mixerloop train configs/nano-stdlib.toml --schedule full_loop
+  mixerloop train configs/nano-stdlib.toml --train.steps 200 --out runs/short
   mixerloop train --resume runs/short
-  torchrun --nproc-per-node 8 -m mixerloop train configs/15m-climbmix-mixer_loop.toml
+  torchrun --nproc-per-node 8 -m mixerloop train configs/15m-climbmix.toml
 """
 
 
@@ -37,8 +38,10 @@ class Train:
 
     config: tyro.conf.Positional[Path | None] = None
     """A config file ending in .toml."""
+    schedule: str | None = None
+    """What loops: a short form of --model.schedule that names the run folder too."""
     out: Path | None = None
-    """The run to make; runs/NAME for a config NAME.toml unless you say so."""
+    """The run to make; for a config NAME.toml runs/NAME, or runs/NAME-SCHEDULE with --schedule."""
     resume: Path | None = None
     """The run to go on with."""
     until: int | None = None
@@ -49,7 +52,7 @@ class Train:
 
     def run(self) -> None:
         """Train, and say how it ended."""
-        overrides = given(self.overrides)
+        overrides = self._tables()
         from mixerloop.training.display import show_training
 
         display = None if self.json else show_training
@@ -71,12 +74,29 @@ class Train:
             config = configs.load(self.config, overrides)
             from mixerloop.training.sessions import train
 
-            out = runs.RUNS / self.config.stem if self.out is None else self.out
+            out = self._default_run(self.config) if self.out is None else self.out
             trained = train(config, out, until=self.until, display=display)
         if trained.is_first_rank:
             _say(trained.run, trained.outcome, trained.last, as_json=self.json)
         if trained.outcome.stopped_by is not None:
             sys.exit(128 + trained.outcome.stopped_by)
+
+    def _tables(self) -> configs.Tables:
+        """The keys that options set, by section."""
+        tables = given(self.overrides)
+        if self.schedule is None:
+            return tables
+        model = tables.setdefault("model", {})
+        if "schedule" in model:
+            raise ValueError("--schedule is short for --model.schedule; give one of them")
+        model["schedule"] = self.schedule
+        return tables
+
+    def _default_run(self, config: Path) -> Path:
+        if self.schedule is None:
+            return runs.RUNS / config.stem
+        suffix = re.sub(r"\W+", "_", self.schedule).strip("_")  # notation has spaces and brackets
+        return runs.RUNS / f"{config.stem}-{suffix}"
 
 
 def _say(run: Path, outcome: "Outcome", last: "Metrics | None", *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""SwiGLU: silu(gate) * up, of two halves that one projection made."""
+"""SwiGLU: silu(gate) * up, of the two halves of a projection."""
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +10,8 @@ from mixerloop.ops import native_library
 
 
 def swiglu(
-    gate_up: Float[Tensor, "*batch 2*width"], *, form: Form
-) -> Float[Tensor, "*batch width"]:
+    gate_up: Float[Tensor, "*batch gate_and_up"], *, form: Form
+) -> Float[Tensor, "*batch gate_and_up//2"]:
     """The first half through SiLU, times the second."""
     if gate_up.shape[-1] % 2:
         raise ValueError(f"gate and up must be of one width, got {gate_up.shape[-1]} for both")

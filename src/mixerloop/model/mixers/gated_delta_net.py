@@ -30,7 +30,7 @@ class GatedDeltaNetState(NamedTuple):
     """What the mixer remembers of a sequence."""
 
     memory: Float[Tensor, "batch heads d_key d_value"]
-    conv_history: Float[Tensor, "batch width-1 channels"]
+    conv_history: Float[Tensor, "batch history channels"]  # conv_width - 1 tokens
 
 
 class GatedDeltaNet(MixerModule):
