@@ -158,7 +158,7 @@ class Core(CoreSettings):
     run_path: Annotated[
         tyro.conf.Positional[Path | None], tyro.conf.arg(name="run", metavar="[RUN]")
     ] = None
-    """A run; without one, a fresh model with a tokenizer trained on the examples."""
+    """A run; by default a fresh model with a tokenizer trained on the examples."""
     json: bool = False
     """Print JSON for programs."""
 
