@@ -42,7 +42,7 @@ examples:
   mixerloop bench prefill
   mixerloop bench prefill --sizes 15m --batches 8 --json
 """
-DECODE_HELP = """One more token after prefixes of 64 to 8,192 tokens, or by a whole forward pass.
+DECODE_HELP = """One more token after 64 to 8,192 tokens, and its time against a whole forward pass.
 
 examples:
   mixerloop bench decode
