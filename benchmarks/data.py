@@ -63,7 +63,7 @@ def tokenising(folder: Path) -> dict[str, float]:
     def ours(out: Path) -> None:
         (out / preparing.RECORDS).mkdir(parents=True)
         shutil.copy(tokenizer_path, out)
-        preparing._worker.update(
+        worker = preparing.Worker(
             folder=out,
             settings=preparing.Settings(held_out_share=0.05),
             tokenizer=tokenizer,
@@ -71,7 +71,7 @@ def tokenising(folder: Path) -> dict[str, float]:
         )
         for group in groups:
             for index, piece in enumerate(preparing._pieces(group, preparing.SMALLEST_PIECE)):
-                preparing._prepare_piece(piece, None, group.index, index)
+                worker.prepare(piece, None, group.index, index)
 
     seconds: dict[str, list[float]] = {"bare": [], "ours": []}
     for number in range(ROUNDS):

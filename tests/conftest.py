@@ -1,4 +1,5 @@
 from mixerloop import machine
+from small_model import small_config
 
 machine.settle()  # before torch is loaded
 
@@ -40,7 +41,7 @@ def seeded() -> None:
 @pytest.fixture
 def tiny() -> ModelConfig:
     """Small enough to run in milliseconds, with sizes that are all different."""
-    return ModelConfig(num_layers=3, d_model=20, num_heads=2, d_head=8, d_ffn=28, vocab_size=50)
+    return small_config(num_layers=3, d_model=20, num_heads=2, d_head=8, d_ffn=28, vocab_size=50)
 
 
 @pytest.fixture(

@@ -1,6 +1,10 @@
 """Config files of a model that trains in a moment, as a user would write them."""
 
+from typing import Any
+
 import tomli_w
+
+from mixerloop.config import ModelConfig
 
 SMALL = {"num_layers": 2, "d_model": 16, "num_heads": 2, "d_head": 8, "d_ffn": 24, "vocab_size": 12}
 TRAIN = {"steps": 4, "global_batch": 4, "warmup_steps": 1, "compute_dtype": "float32"}
@@ -17,3 +21,8 @@ def training_file(data="nowhere", *, context=None, train=None, **model) -> str:
     return model_file(**model) + tomli_w.dumps(
         {"data": {"path": data} | window, "train": TRAIN | (train or {})}
     )
+
+
+def small_config(**keys: Any) -> ModelConfig:
+    """A model from the keys of its table."""
+    return ModelConfig.from_table(keys)

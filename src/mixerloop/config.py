@@ -3,13 +3,21 @@
 import dataclasses
 import math
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import tomli_w
 
+from mixerloop.kinds import (
+    KINDS,
+    LARGEST_SIZE,
+    GatedDeltaNetOptions,
+    SwiGLUOptions,
+    check_size,
+    kind_of,
+)
 from mixerloop.notation import notation, resolve
 from mixerloop.parsing import from_dict, one_line, suggest
 from mixerloop.schedule import Schedule, Unit, repeated_unit
@@ -24,9 +32,6 @@ ComputeDtypeChoice = Literal["auto", "float32", "bfloat16"]
 InitRule = Literal["shared", "released"]
 """`shared`: one draw for every schedule. `released`: as in the authors' code, where the output
 projection of the repeated sublayer starts smaller."""
-PassResidual = Literal["none", "mixer", "ffn", "block", "stack", "released"]
-"""What one pass is, for the learned residual around each pass; `released`: what the schedule
-repeats, as in the authors' code."""
 Parallel = Literal["ddp", "fsdp"]
 """What several processes share: `ddp` gradients; `fsdp` weights and optimizer state as well."""
 Device = Literal["auto", "cpu", "cuda"]
@@ -38,65 +43,92 @@ Tables = dict[str, dict[str, Any]]
 """Sections and their keys, as TOML has them."""
 
 LARGEST_NUMBER = 1e30  # more operations than anyone will spend on one run
-LARGEST_SIZE = 2**24  # wider than any model; a slip should not ask for all the memory there is
+STACK_ROLES: dict[Literal["mixer", "ffn"], tuple[str, ...]] = {
+    "mixer": ("gated_delta_net",),
+    "ffn": ("swiglu",),
+}
+"""The roles that every layer has a kind for, and the kinds where none is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """One physical stack of layers and the schedule that walks it."""
+    """One physical stack of layers and the schedule that walks it.
+
+    `options` holds the options of every kind of mixer and ffn in the stack, and of every pass rule
+    in use. In TOML each is a table, such as `[model.gated_delta_net]`. An option may also stand in
+    `[model]` itself, where only one kind of the stack has an option of that name. A pass rule may
+    be given by its unit alone: `pass_residual = "stack"`.
+    """
 
     num_layers: int
     """Physical layers, each a mixer and an ffn with their norms."""
     d_model: int
     """Width of the residual."""
-    num_heads: int
-    """Heads of the mixer."""
-    d_head: int
-    """Width of a head's keys and queries, and of its values unless d_value says otherwise."""
-    d_ffn: int
-    """Inner width of the SwiGLU ffn."""
     vocab_size: int
     """Rows of the tied embedding."""
     schedule: str = "mixer_loop"
     """Notation such as 6x(A4 F), or a named loop: mixer_loop, full_loop(2)."""
-    mixer: Literal["gated_delta_net"] = "gated_delta_net"
-    """What mixes across tokens."""
-    d_value: int | None = None
-    """Width of a head's values where it is not d_head."""
-    negative_eigenvalues: bool = False
-    """Write strengths up to 2 instead of 1, so that a write may turn a memory round."""
-    conv_width: int = 4
-    """Tokens the short convolution in front of the mixer sees."""
+    mixer: tuple[str, ...] = ("gated_delta_net",)
+    """The kind of mixer; several kinds take turns over the layers."""
+    ffn: tuple[str, ...] = ("swiglu",)
+    """The kind of ffn; several kinds take turns over the layers."""
     norm_eps: float = 1e-5
     """Added to the mean square in every RMSNorm."""
-    pass_residual: PassResidual = "none"
-    """Learn, for each pass round this unit, how much of what entered is added to what leaves."""
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """The options of each kind, by its name."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes that no model can have and a schedule that does not fit the layers."""
-        for name in (
-            *("num_layers", "d_model", "num_heads", "d_head", "d_ffn", "vocab_size", "conv_width"),
-        ):
-            if not 1 <= (value := getattr(self, name)) <= LARGEST_SIZE:
-                raise ValueError(f"model.{name} must be from 1 to {LARGEST_SIZE:,}, got {value}")
-        if self.d_value is not None and not 1 <= self.d_value <= LARGEST_SIZE:
-            raise ValueError(
-                f"model.d_value must be from 1 to {LARGEST_SIZE:,}, got {self.d_value}"
-            )
+        """Reject sizes that no model can have, unknown kinds, and a schedule that does not fit."""
+        for name in ("num_layers", "d_model", "vocab_size"):
+            check_size(f"model.{name}", getattr(self, name))
         if not 0 < self.norm_eps < math.inf:
             raise ValueError(f"model.norm_eps must be above 0, got {self.norm_eps}")
+        for role in STACK_ROLES:
+            num_kinds = len(getattr(self, role))
+            if num_kinds == 0 or self.num_layers % num_kinds:
+                raise ValueError(
+                    f"model.{role}: {num_kinds} kinds cannot take turns over "
+                    f"{self.num_layers} layers"
+                )
+        stack = self._stack_kinds()
+        without = {name: kind_options(name, {}) for name in stack if name not in self.options}
+        object.__setattr__(self, "options", {**without, **self.options})
+        for name in self.options:
+            if name not in stack and KINDS[name].role != "pass rule":
+                raise ValueError(f"model.{name}: no layer is of this kind")
         self.occurrences()
-        self.residual_unit()
+        self.pass_rules()
 
-    @property
-    def value_width(self) -> int:
-        """Width of a head's values."""
-        return self.d_head if self.d_value is None else self.d_value
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> "ModelConfig":
+        """Read the section `[model]` of a config."""
+        for key in dataclasses.fields(cls):
+            if key.default is key.default_factory is dataclasses.MISSING and key.name not in table:
+                raise ValueError(f"model.{key.name} is missing")
+        keys, tables = _keys_and_tables(table)
+        options = {name: kind_options(name, given) for name, given in tables.items()}
+        return from_dict(cls, {**keys, "options": options}, "model.")
 
-    @property
-    def largest_write(self) -> float:
-        """The bound of a write strength."""
-        return 2.0 if self.negative_eigenvalues else 1.0
+    def table(self) -> dict[str, Any]:
+        """The section `[model]` with everything written out."""
+        keys: dict[str, Any] = {key: getattr(self, key) for key in MODEL_KEYS}
+        for role in STACK_ROLES:
+            keys[role] = keys[role][0] if len(keys[role]) == 1 else list(keys[role])
+        return keys | {name: dataclasses.asdict(given) for name, given in self.options.items()}
+
+    def changed(self, **keys: Any) -> "ModelConfig":
+        """A config with some keys of its table changed: `preset("nano").changed(d_ffn=512)`.
+
+        The options of a kind that leaves the stack are dropped.
+        """
+        return ModelConfig.from_table(override(self.table(), keys))
+
+    def layer_kinds(self) -> list[tuple[str, str]]:
+        """The kinds of mixer and ffn of each layer."""
+        return [
+            (self.mixer[layer % len(self.mixer)], self.ffn[layer % len(self.ffn)])
+            for layer in range(self.num_layers)
+        ]
 
     def occurrences(self) -> Schedule:
         """The schedule itself."""
@@ -105,18 +137,121 @@ class ModelConfig:
         except ValueError as error:
             raise ValueError(f"model.{error}") from None
 
-    def residual_unit(self) -> Unit | None:
-        """What a pass of the learned residual goes round, if there is such a residual."""
-        if self.pass_residual == "none":
-            return None
-        if self.pass_residual != "released":
-            return self.pass_residual
+    def pass_rules(self) -> dict[str, Any]:
+        """The options of each pass rule, with the unit that a pass goes round.
+
+        A rule that goes round what the schedule repeats is left out where nothing is repeated.
+        """
+        rules = {}
+        for name, given in self.options.items():
+            if KINDS[name].role != "pass rule":
+                continue
+            unit = self._repeated_unit(name) if given.unit == "released" else given.unit
+            if unit is not None:
+                rules[name] = replace(given, unit=unit)
+        return rules
+
+    def _repeated_unit(self, rule: str) -> Unit | None:
         try:
             return repeated_unit(self.occurrences())
         except ValueError as error:
             raise ValueError(
-                f"model.pass_residual = 'released': {error}; name a unit: {', '.join(UNITS)}"
+                f"model.{rule} = 'released': {error}; name a unit: {', '.join(UNITS)}"
             ) from None
+
+    def _stack_kinds(self) -> list[str]:
+        names = {kind_of(name, role).name for role in STACK_ROLES for name in getattr(self, role)}
+        return sorted(names)
+
+
+MODEL_KEYS = tuple(key.name for key in dataclasses.fields(ModelConfig) if key.name != "options")
+"""The keys of `[model]` that are no option of a kind."""
+
+
+def kind_options(name: str, given: Mapping[str, Any]) -> Any:
+    """The options of a kind, from its table."""
+    try:
+        return from_dict(KINDS[name].options, dict(given), f"model.{name}.")
+    except ValueError as error:
+        known = str(error).startswith("model.")
+        raise ValueError(str(error) if known else f"model.{name}.{error}") from None
+
+
+def override(table: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's table with some keys changed; tables of kinds that leave the stack are dropped."""
+    changed = {key: value for key, value in table.items() if key not in keys}
+    stack = _stack_of({**table, **keys})
+    for name in table:
+        if name in KINDS and KINDS[name].role != "pass rule" and name not in stack:
+            changed.pop(name, None)
+    for key, value in keys.items():
+        tables = dict.fromkeys([*stack, *(name for name in changed if name in KINDS)])
+        owners = [name for name in tables if key in option_names(name)]
+        if isinstance(value, dict) and isinstance(table.get(key), dict):
+            changed[key] = table[key] | value
+        elif len(owners) == 1:
+            if key in keys.get(owners[0], {}):
+                raise ValueError(f"model.{key} is given twice: also as model.{owners[0]}.{key}")
+            changed[owners[0]] = changed.get(owners[0], {}) | {key: value}
+        else:
+            changed[key] = value
+    return changed
+
+
+def _stack_of(table: Mapping[str, Any]) -> list[str]:
+    """The kinds of mixer and ffn that a table names, each once."""
+    names: list[str] = []
+    for role, default in STACK_ROLES.items():
+        given = table.get(role, default)
+        kinds = [given] if isinstance(given, str) else given
+        if not isinstance(kinds, list | tuple) or not all(isinstance(one, str) for one in kinds):
+            raise ValueError(
+                f"model.{role} = {given!r}: not the name of a kind, nor a list of them"
+            )
+        try:
+            names += [kind_of(name, role).name for name in kinds]
+        except ValueError as error:
+            raise ValueError(f"model.{role}: {error}") from None
+    return list(dict.fromkeys(names))
+
+
+def option_names(kind: str) -> list[str]:
+    """The options of a kind."""
+    return [option.name for option in dataclasses.fields(KINDS[kind].options)]
+
+
+def _keys_and_tables(
+    table: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The keys of `[model]`, and the table of each kind with the options that stand outside it."""
+    stack = _stack_of(table)
+    keys: dict[str, Any] = {}
+    tables: dict[str, dict[str, Any]] = {name: {} for name in stack}
+    loose: dict[str, Any] = {}
+    for key, value in table.items():
+        if key in STACK_ROLES:
+            keys[key] = [value] if isinstance(value, str) else value
+        elif key in MODEL_KEYS:
+            keys[key] = value
+        elif key in KINDS and isinstance(value, dict):
+            tables[key] = dict(value)
+        elif key in KINDS and KINDS[key].role == "pass rule":
+            if value != "none":
+                tables[key] = {"unit": value}
+        else:
+            loose[key] = value
+    for key, value in loose.items():
+        owners = [name for name in tables if key in option_names(name)]
+        if len(owners) > 1:
+            places = " or ".join(f"model.{owner}.{key}" for owner in owners)
+            raise ValueError(f"model.{key} is an option of several kinds: give {places}")
+        if not owners:
+            options = [option for name in tables for option in option_names(name)]
+            raise ValueError(f"model: unknown key {key}; {suggest(key, [*MODEL_KEYS, *options])}")
+        if key in tables[owners[0]]:
+            raise ValueError(f"model.{key} is given twice: also as model.{owners[0]}.{key}")
+        tables[owners[0]][key] = value
+    return keys, tables
 
 
 def check_fits(what: object, num_ids: int, vocab_size: int) -> None:
@@ -125,26 +260,32 @@ def check_fits(what: object, num_ids: int, vocab_size: int) -> None:
         raise ValueError(f"{what}: {num_ids:,} token ids do not fit the model's {vocab_size:,}")
 
 
+def _sizes(
+    *, num_layers: int, d_model: int, num_heads: int, d_head: int, d_ffn: int, vocab_size: int
+) -> ModelConfig:
+    options = {
+        "gated_delta_net": GatedDeltaNetOptions(num_heads=num_heads, d_head=d_head),
+        "swiglu": SwiGLUOptions(d_ffn=d_ffn),
+    }
+    return ModelConfig(
+        num_layers=num_layers, d_model=d_model, vocab_size=vocab_size, options=options
+    )
+
+
 PRESETS = {
-    "nano": ModelConfig(
-        num_layers=4, d_model=128, num_heads=4, d_head=32, d_ffn=352, vocab_size=4096
-    ),
-    "15m": ModelConfig(
-        num_layers=6, d_model=288, num_heads=4, d_head=72, d_ffn=768, vocab_size=32_000
-    ),
-    "42m": ModelConfig(
-        num_layers=8, d_model=512, num_heads=8, d_head=64, d_ffn=1376, vocab_size=32_000
-    ),
-    "110m": ModelConfig(
+    "nano": _sizes(num_layers=4, d_model=128, num_heads=4, d_head=32, d_ffn=352, vocab_size=4096),
+    "15m": _sizes(num_layers=6, d_model=288, num_heads=4, d_head=72, d_ffn=768, vocab_size=32_000),
+    "42m": _sizes(num_layers=8, d_model=512, num_heads=8, d_head=64, d_ffn=1376, vocab_size=32_000),
+    "110m": _sizes(
         num_layers=12, d_model=768, num_heads=12, d_head=64, d_ffn=2048, vocab_size=32_000
     ),
-    "105m": ModelConfig(
+    "105m": _sizes(
         num_layers=24, d_model=512, num_heads=16, d_head=32, d_ffn=1536, vocab_size=32_000
     ),
-    "328m": ModelConfig(
+    "328m": _sizes(
         num_layers=20, d_model=1024, num_heads=32, d_head=32, d_ffn=3072, vocab_size=32_000
     ),
-    "604m": ModelConfig(
+    "604m": _sizes(
         num_layers=32, d_model=1024, num_heads=32, d_head=32, d_ffn=3072, vocab_size=128_256
     ),
 }
@@ -231,10 +372,9 @@ class TrainConfig:
             found = f"{' and '.join(given)} are given" if given else "none is"
             raise ValueError(f"train: give one of {', '.join(BUDGETS)}; {found}")
         check_seed(self.seed)
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name != "seed" and isinstance(value, int | float) and value > LARGEST_NUMBER:
-                raise ValueError(f"train.{field.name} must be at most {LARGEST_NUMBER:g}")
+        for name, value in vars(self).items():
+            if name != "seed" and isinstance(value, int | float) and value > LARGEST_NUMBER:
+                raise ValueError(f"train.{name} must be at most {LARGEST_NUMBER:g}")
         for name in (*given, "peak_lr", "clip_norm"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"train.{name} must be above 0, got {getattr(self, name)}")
@@ -320,17 +460,40 @@ def load(path: Path | str, overrides: Tables | None = None) -> RunConfig:
 
 def run_config(data: dict[str, Any], overrides: Tables | None = None) -> RunConfig:
     """Build a run's config from nested tables; `model.preset` fills in what is not given."""
-    _check_warmup([data, overrides or {}])
-    for section, keys in (overrides or {}).items():
-        table = data.get(section, {})
+    overrides = overrides or {}
+    data = _with_new_names(data)
+    _check_warmup([data, overrides])
+    tables = {section: data.get(section, {}) for section in (*data, *overrides)}
+    for section, keys in overrides.items():
+        table = tables[section]
         if section == "train" and isinstance(table, dict) and keys.keys() & set(BUDGETS):
             table = {key: value for key, value in table.items() if key not in BUDGETS}
-        data = data | {section: table | keys if isinstance(table, dict) else table}
-    model = data.get("model")
-    if isinstance(model, dict) and "preset" in model:
-        given = {key: value for key, value in model.items() if key != "preset"}
-        data = data | {"model": dataclasses.asdict(preset(model["preset"])) | given}
-    return with_fitting_warmup(from_dict(RunConfig, data))
+        if section != "model" and isinstance(table, dict):
+            tables[section] = table | keys
+    if isinstance(tables.get("model"), dict):
+        tables["model"] = _model_table(tables["model"], overrides.get("model", {}))
+    return with_fitting_warmup(from_dict(RunConfig, tables))
+
+
+def _model_table(given: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
+    """The section `[model]` on top of its preset, if it names one, with some keys changed."""
+    name = keys.get("preset", given.get("preset"))
+    given, keys = ({k: v for k, v in one.items() if k != "preset"} for one in (given, keys))
+    if name is not None:
+        given = override(preset(name).table(), given)
+    return override(given, keys)
+
+
+def _with_new_names(data: dict[str, Any]) -> dict[str, Any]:
+    """A config whose keys have the names of this version; earlier versions had other names."""
+    train = data.get("train")
+    if not isinstance(train, dict) or "implementation" not in train:
+        return data
+    form = {"recurrent": "definition", "chunked": "torch"}.get(
+        train["implementation"], train["implementation"]
+    )
+    named = {key: value for key, value in train.items() if key != "implementation"}
+    return data | {"train": named | {"form": form}}
 
 
 def _check_warmup(tables: Sequence[dict[str, Any]]) -> None:
@@ -360,13 +523,21 @@ def with_fitting_warmup(config: RunConfig) -> RunConfig:
 
 
 def dump(config: RunConfig) -> str:
-    """A config as TOML with everything written out, the schedule in notation."""
-    model = replace(
-        config.model,
-        schedule=notation(config.model.occurrences()),
-        pass_residual=config.model.residual_unit() or "none",
-    )
-    return tomli_w.dumps(_without_none(dataclasses.asdict(replace(config, model=model))))
+    """A config as TOML with everything written out: the schedule in notation, rules with units."""
+    model = config.model
+    rules = model.pass_rules()
+    options = {
+        name: rules.get(name, given)
+        for name, given in model.options.items()
+        if name in rules or KINDS[name].role != "pass rule"
+    }
+    resolved = replace(model, schedule=notation(model.occurrences()), options=options)
+    sections = {
+        "model": resolved.table(),
+        "data": None if config.data is None else dataclasses.asdict(config.data),
+        "train": None if config.train is None else dataclasses.asdict(config.train),
+    }
+    return tomli_w.dumps(_without_none(sections))
 
 
 def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
@@ -394,11 +565,17 @@ def _said(value: object) -> str:
 
 
 def _flat(config: RunConfig) -> dict[str, Any]:
-    return {
-        f"{section}.{key}": value
-        for section, keys in tomllib.loads(dump(config)).items()
-        for key, value in keys.items()
-    }
+    return _flat_table(tomllib.loads(dump(config)))
+
+
+def _flat_table(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            flat |= _flat_table(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
 def _without_none(value: Any) -> Any:

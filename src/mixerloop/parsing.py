@@ -44,6 +44,9 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
             raise ValueError(f"{name} must be a table, got {value!r}")
+        from_table = getattr(hint, "from_table", None)
+        if from_table is not None:  # of a dataclass whose table has other keys than its fields
+            return from_table(value)
         return from_dict(hint, value, f"{name}.")  # pyright: ignore[reportArgumentType]
     if get_origin(hint) is tuple:
         if not isinstance(value, list):

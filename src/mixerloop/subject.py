@@ -71,7 +71,7 @@ class Subject:
             "checkpoint": self.fingerprint,
             "schedule": notation(self.schedule),
             "compute_dtype": self.compute_dtype,
-            "form": self.model.form,
+            "forms": self.model.forms(),
             "device": self.device.type,
         }
 
@@ -89,7 +89,7 @@ class Subject:
         train = self.config.train
         return collect_provenance(
             checkpoint_sha256=facts["checkpoint"],
-            form=facts["form"],
+            forms=facts["forms"],
             compute_dtype=facts["compute_dtype"],
             device=facts["device"],
             seed=None if train is None else train.seed,

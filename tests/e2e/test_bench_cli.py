@@ -162,8 +162,8 @@ def test_the_products_are_those_of_the_schedule():
     conv = layer.mixer.qkv_conv.numel()
     num_mixer = sum(occurrence.sublayer == "mixer" for occurrence in model.schedule)
     num_ffn = len(model.schedule) - num_mixer
-    backbone = num_mixer * (layer.mixer.cost().projection_macs - conv)
-    backbone += num_ffn * layer.ffn.cost().projection_macs
+    backbone = num_mixer * (layer.mixer.cost(0).projection_macs - conv)
+    backbone += num_ffn * layer.ffn.cost(0).projection_macs
     head = model.config.d_model * model.config.vocab_size
     assert macs == tokens * (backbone + head)
     assert sum(outputs == model.config.vocab_size for _, _, outputs in products) == 2

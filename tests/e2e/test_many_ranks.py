@@ -140,10 +140,10 @@ from mixerloop.training.gradients import Computation, accumulate, clip
 from mixerloop.training.loss import SummedLoss
 from mixerloop.training.parallel import Ranks, joined, whole
 
-config = ModelConfig(
+config = ModelConfig.from_table(dict(
     num_layers=2, d_model=32, num_heads=1, d_head=16, d_ffn=48, vocab_size=50,
     schedule="full_loop(2)",
-)
+))
 generator = np.random.default_rng(0)
 tokens, labels = generator.integers(50, size=(2, 8, 20))
 labels[:4][generator.random((4, 20)) < 0.9] = -100  # the first rank has few

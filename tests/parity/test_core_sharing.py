@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 import needs
-from mixerloop.config import ModelConfig
 from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
 from mixerloop.evaluation.core.asking import answers, asked
 from mixerloop.evaluation.core.bundle import VARIABLE, Bundle
 from mixerloop.evaluation.core.prompts import prompts
 from mixerloop.evaluation.looped_scorer import LoopedScorer
 from mixerloop.model.initialization import fresh_model
+from small_model import small_config
 
 EXAMPLES = 50
 VOCAB = 2000
@@ -34,7 +34,7 @@ def test_sharing_changes_no_decision_and_saves_most_tokens(tmp_path):
     )
     (tmp_path / "tokenizer.model").write_bytes(train_tokenizer(texts, vocab_size=VOCAB))
     tokenizer = Tokenizer(tmp_path / "tokenizer.model")
-    sizes = ModelConfig(num_layers=1, d_model=16, num_heads=2, d_head=8, d_ffn=16, vocab_size=50)
+    sizes = small_config(num_layers=1, d_model=16, num_heads=2, d_head=8, d_ffn=16, vocab_size=50)
     model = fresh_model(
         dataclasses.replace(sizes, vocab_size=VOCAB, schedule="mixer_loop(2)"), seed=0
     )

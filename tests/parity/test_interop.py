@@ -19,10 +19,10 @@ UNITS = {"mixer_loop(3)": "mixer", "ffn_loop(2)": "ffn", "full_loop(2)": "stack"
 
 
 def model_of(tiny, schedule="mixer_loop(3)", *, pass_residual="none"):
-    config = dataclasses.replace(tiny, schedule=schedule, pass_residual=pass_residual)
+    config = tiny.changed(schedule=schedule, pass_residual=pass_residual)
     model = fresh_model(config, seed=3)
-    if model.pass_residual is not None:
-        torch.nn.init.normal_(model.pass_residual.weight, std=0.3)
+    for rule in model.pass_rules:
+        torch.nn.init.normal_(rule.get_parameter("weight"), std=0.3)
     return model.eval()
 
 
@@ -50,7 +50,7 @@ def test_a_learned_residual_goes_along(tiny, tmp_path, schedule, unit):
     model = model_of(tiny, schedule, pass_residual=unit)
     export(model, tmp_path / "hf")
     back, config = read_exported(tmp_path / "hf")
-    assert config.model.pass_residual == unit
+    assert config.model.pass_rules()["pass_residual"].unit == unit
     tokens = tokens_of(tiny)
     with torch.no_grad():
         assert torch.equal(model(tokens), back(tokens))
@@ -216,8 +216,9 @@ def test_an_index_that_is_none_is_named(tiny, tmp_path):
 
 @pytest.mark.parametrize(("d_head", "d_value"), [(7, 29), (56, 58), (112, 29), (8, 12)])
 def test_every_width_of_values_reads_back(tiny, d_head, d_value):
-    config = dataclasses.replace(tiny, d_head=d_head, d_value=d_value)
-    assert model_config(released_config(config)).d_value == d_value
+    config = tiny.changed(d_head=d_head, d_value=d_value)
+    read = model_config(released_config(config))
+    assert read.options["gated_delta_net"].d_value == d_value
 
 
 def exported_like(config, like):
@@ -231,7 +232,11 @@ def test_an_export_is_like_the_folder_the_model_came_from(tiny):
     for change in (
         {"hidden_ratio": 3},
         {"hidden_act": "silu"},
-        {"conv_bias": False, "num_v_heads": tiny.num_heads, "allow_neg_eigval": False},
+        {
+            "conv_bias": False,
+            "num_v_heads": tiny.options["gated_delta_net"].num_heads,
+            "allow_neg_eigval": False,
+        },
         {"loop_count": 1},
         {"max_position_embeddings": 17},
     ):

@@ -112,18 +112,15 @@ def test_logits_are_ours(both):
 def test_logits_with_a_learned_residual_are_ours(tiny, tmp_path, unit):
     loops = {"mixer": "mixer_loop(2)", "ffn": "ffn_loop(2)", "block": "block_loop(2)"}
     schedule = loops.get(unit, "full_loop(2)")
-    config = dataclasses.replace(tiny, schedule=schedule, pass_residual=unit)
+    config = tiny.changed(schedule=schedule, pass_residual=unit)
     ours = lively(config)
-    assert ours.pass_residual is not None
-    torch.nn.init.normal_(ours.pass_residual.weight, std=0.3)
+    torch.nn.init.normal_(ours.get_parameter("pass_residual.weight"), std=0.3)
     export(ours, tmp_path / "hf")
     assert_same_in_float64(ours, loaded(tmp_path / "hf"))
 
 
 def test_logits_with_values_of_another_width_and_larger_writes_are_ours(tiny, tmp_path):
-    config = dataclasses.replace(
-        tiny, schedule="mixer_loop(2)", d_value=12, negative_eigenvalues=True
-    )
+    config = tiny.changed(schedule="mixer_loop(2)", d_value=12, negative_eigenvalues=True)
     ours = lively(config)
     export(ours, tmp_path / "hf")
     assert_same_in_float64(ours, loaded(tmp_path / "hf"))
@@ -349,7 +346,7 @@ def test_layers_may_wait_on_the_disk_until_they_are_called(both, tmp_path):
 def test_what_enters_a_layer_is_moved_to_its_device(tiny, tmp_path):
     """No second device is here, so it is `meta`: what is left behind does not add or multiply."""
     hooks = needs.module("accelerate.hooks")
-    config = dataclasses.replace(tiny, schedule="mixer_loop(2)", pass_residual="mixer")
+    config = tiny.changed(schedule="mixer_loop(2)", pass_residual="mixer")
     export(fresh_model(config, seed=3), tmp_path / "hf")
     model = loaded(tmp_path / "hf").model
     names = ("embeddings", "layers.0", "layers.1", "layers.2", "norm")
@@ -410,7 +407,7 @@ def test_keys_that_must_have_one_value_may_be_there_with_it():
 
 
 def test_a_learned_residual_that_the_config_does_not_know_is_an_error(tiny, tmp_path):
-    config = dataclasses.replace(tiny, schedule="mixer_loop(2)", pass_residual="mixer")
+    config = tiny.changed(schedule="mixer_loop(2)", pass_residual="mixer")
     export(fresh_model(config, seed=3), tmp_path / "hf")
     path = tmp_path / "hf" / "config.json"
     given = json.loads(path.read_text())

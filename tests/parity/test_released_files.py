@@ -173,7 +173,7 @@ def test_shrunk_there_and_back(name, tmp_path):
 def test_the_width_of_an_ffn_follows_from_the_ratio_where_it_is_not_given(width, ratio, expected):
     config = SHRUNK["gdn"] | {"hidden_size": width, "hidden_ratio": ratio}
     del config["intermediate_size"]
-    assert model_config(config).d_ffn == expected
+    assert model_config(config).options["swiglu"].d_ffn == expected
 
 
 @pytest.mark.slow
@@ -186,7 +186,8 @@ def test_published_there_and_back(name, tmp_path):
     kind, _, size = name.rpartition("/")[2].partition("_")
     if not (name.startswith("later") and size == "15m"):  # another 15m than the paper's
         preset = PRESETS[size]
-        sizes = (preset.num_layers, preset.d_model, preset.num_heads, preset.d_head, preset.d_ffn)
+        mixer, ffn = preset.options["gated_delta_net"], preset.options["swiglu"]
+        sizes = (preset.num_layers, preset.d_model, mixer.num_heads, mixer.d_head, ffn.d_ffn)
         keys = ("num_hidden_layers", "hidden_size", "num_heads", "head_dim", "intermediate_size")
         assert sizes == tuple(config[key] for key in keys), kind
 

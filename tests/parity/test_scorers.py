@@ -15,6 +15,7 @@ from mixerloop.evaluation.looped_scorer import LoopedScorer
 from mixerloop.evaluation.scorer import Candidate, batches_by_length, common_prefix, padded
 from mixerloop.model.initialization import fresh_model
 from mixerloop.schedule import LOOPS
+from small_model import small_config
 
 TOLERANCE = 2e-5  # nats, in float32: sums over some hundred terms of some ten nats
 
@@ -82,9 +83,8 @@ def test_batches_of_any_size_give_the_same_scores(tiny_model, seed, most_tokens,
 
 @pytest.fixture(scope="module")
 def tiny_model():
-    from mixerloop.config import ModelConfig
 
-    sizes = ModelConfig(num_layers=2, d_model=16, num_heads=2, d_head=8, d_ffn=24, vocab_size=50)
+    sizes = small_config(num_layers=2, d_model=16, num_heads=2, d_head=8, d_ffn=24, vocab_size=50)
     return fresh_model(dataclasses.replace(sizes, vocab_size=50, schedule="mixer_loop(2)"), seed=0)
 
 

@@ -35,7 +35,8 @@ def test_the_papers_figures_come_out(size, parameters, ffn_share, ratio, saving)
 def test_counting_modules_agrees_with_the_formulas(size):
     config = preset(size)
     model, by_loop = accounts(size)
-    w, f, h = config.d_model, config.d_ffn, config.num_heads
+    w, f = config.d_model, config.options["swiglu"].d_ffn
+    h = config.options["gated_delta_net"].num_heads
     c_mixer, c_ffn, c_head = 5 * w * w + 2 * w * h + 12 * w, 3 * w * f, config.vocab_size * w
     assert model.mixer.projection_macs == c_mixer
     assert model.ffn.projection_macs == c_ffn
@@ -53,7 +54,8 @@ def test_counting_modules_agrees_with_the_formulas(size):
 def test_only_weights_that_are_not_multiplied_are_left_out_of_the_count(tiny):
     model = account_model(tiny)
     per_layer = model.mixer.projection_macs + model.ffn.projection_macs
-    norms_and_decay = 2 * tiny.d_model + tiny.d_head + 2 * tiny.num_heads
+    mixer = tiny.options["gated_delta_net"]
+    norms_and_decay = 2 * tiny.d_model + mixer.d_head + 2 * mixer.num_heads
     assert model.parameters == (
         tiny.num_layers * (per_layer + norms_and_decay) + model.head_macs_per_token + tiny.d_model
     )

@@ -35,7 +35,7 @@ def rewrite(folder, change):
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_model_comes_back_bit_for_bit_with_its_schedule(tiny, tmp_path, name):
-    config = dataclasses.replace(tiny, schedule=name, pass_residual="block")
+    config = tiny.changed(schedule=name, pass_residual="block")
     model, loaded_config = load_model(save(config, tmp_path / "step-0"))
     original = fresh_model(config, seed=0)
     assert model.schedule == original.schedule

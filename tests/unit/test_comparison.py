@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mixerloop.config import ModelConfig, RunConfig, TrainConfig
+from mixerloop.config import RunConfig, TrainConfig
 from mixerloop.evaluation.comparison import (
     _arms,
     _task_parts,
@@ -16,8 +16,9 @@ from mixerloop.evaluation.comparison import (
     to_json,
 )
 from mixerloop.evaluation.kept_results import KeptCore, KeptHops, KeptNLL, KeptResults
+from small_model import small_config
 
-MODEL = ModelConfig(num_layers=2, d_model=16, num_heads=2, d_head=8, d_ffn=24, vocab_size=50)
+MODEL = small_config(num_layers=2, d_model=16, num_heads=2, d_head=8, d_ffn=24, vocab_size=50)
 ASKED = {"bundle": "b", "context": 1024, "limit": None, "compute_dtype": "float32"}
 BASELINES = {"v1": {"boolq": 0.62, "copa": 0.5}, "v2": {"boolq": 0.62, "copa": 0.5}}
 MAJORITY = {"boolq": 0.62, "copa": 0.55}

@@ -27,13 +27,13 @@ def dtype(request):
 @pytest.fixture(params=SCHEDULES, ids="-".join)
 def model(request, tiny, dtype):
     schedule, pass_residual = request.param
-    config = replace(tiny, schedule=schedule, pass_residual=pass_residual)
+    config = tiny.changed(schedule=schedule, pass_residual=pass_residual)
     model = fresh_model(config, seed=0).to(dtype)
     for parameter in model.parameters():  # fresh weights leave the residual almost as it came
         if parameter.ndim == 2:
             parameter.data *= 2
-    if model.pass_residual is not None:
-        model.pass_residual.weight.data.fill_(0.1)
+    for rule in model.pass_rules:
+        rule.get_parameter("weight").data.fill_(0.1)
     return model.requires_grad_(False)
 
 
@@ -91,13 +91,15 @@ def test_rows_can_be_selected_in_any_order(model, tokens):
 
 def test_there_is_one_state_per_mixer_occurrence_and_its_size_is_constant(model, tokens):
     state = start(model, batch=2)
-    assert set(state.mixer_states) == {o for o in model.schedule if o.sublayer == "mixer"}
+    assert {o for o, held in state.states.items() if held} == {
+        o for o in model.schedule if o.sublayer == "mixer"
+    }
     sizes = {state.nbytes()}
     for piece in tokens.split(50, dim=1):
         _, state = advance(model, piece, state)
         sizes.add(state.nbytes())
-        held = {t.untyped_storage().nbytes() for s in state.mixer_states.values() for t in s}
-        wanted = {t.nbytes for s in state.mixer_states.values() for t in s}
+        held = {t.untyped_storage().nbytes() for s in state.states.values() for t in s}
+        wanted = {t.nbytes for s in state.states.values() for t in s}
         assert held == wanted, "a state keeps alive the tensor it was cut from"
     assert len(sizes) == 1
 
@@ -117,7 +119,7 @@ def test_decoding_keeps_no_graph(tiny):
     model = fresh_model(tiny, seed=0)
     logits, state = prefill(model, torch.tensor([[1, 2, 3]]), start(model))
     logits, state = advance(model, logits.argmax(-1)[:, None], state)
-    held = [tensor for mixer_state in state.mixer_states.values() for tensor in mixer_state]
+    held = [tensor for mixer_state in state.states.values() for tensor in mixer_state]
     assert not any(tensor.requires_grad for tensor in [logits, *held])
 
 
@@ -187,7 +189,7 @@ def test_values_of_another_width_and_larger_writes_have_one_meaning(
     """Forward, gradients and token by token agree with the definition in float64."""
     if form == "native":
         needs.KERNEL.or_skip()
-    config = replace(tiny, d_value=d_value, negative_eigenvalues=negative)
+    config = tiny.changed(d_value=d_value, negative_eigenvalues=negative)
 
     def made(form, dtype):
         model = fresh_model(config, seed=0, form=form).to(dtype)

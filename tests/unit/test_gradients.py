@@ -78,7 +78,7 @@ def test_the_gradient_is_that_of_the_mean_cross_entropy(tiny, batch):
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("pass_residual", ["none", "mixer"])
 def test_recomputing_changes_no_bit(tiny, batch, loop, pass_residual):
-    config = replace(tiny, schedule=loop, pass_residual=pass_residual)
+    config = tiny.changed(schedule=loop, pass_residual=pass_residual)
     kept = updated(config, batch, micro_batch=4, dtype=torch.float32)
     recomputed = updated(config, batch, micro_batch=4, recompute=True, dtype=torch.float32)
     for name, gradient in kept[1].items():

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from command_line import mixerloop, refused
-from mixerloop.config import ModelConfig
 from mixerloop.data.corpora import prepare_hops
 from mixerloop.data.tasks.hops import Hops, HopsSettings
 from mixerloop.evaluation.kept_results import read_results
@@ -13,6 +12,7 @@ from mixerloop.evaluation.kept_results import write_hops as keep_hops
 from mixerloop.evaluation.task_accuracy import task_accuracy
 from mixerloop.intervals import bootstrap_ratio
 from mixerloop.model.initialization import fresh_model
+from small_model import small_config
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_who_follows_two_pairs_is_right_for_two_hops(hops):
 
 
 def test_a_fresh_model_knows_nothing(hops):
-    config = ModelConfig(
+    config = small_config(
         num_layers=1, d_model=16, num_heads=2, d_head=8, d_ffn=16, vocab_size=hops.vocab_size
     )
     for one in task_accuracy(fresh_model(config, seed=0), hops, num_sequences=500):

@@ -24,7 +24,7 @@ def test_matrices_are_normal_with_the_papers_spread(nano):
 
 
 def test_norms_start_at_one_decay_rates_and_steps_in_their_ranges():
-    config = replace(preset("nano"), num_heads=256, d_head=1)
+    config = preset("nano").changed(num_heads=256, d_head=1)
     for layer in fresh_model(config, seed=0).layers:
         mixer = layer.mixer
         assert isinstance(mixer, GatedDeltaNet)

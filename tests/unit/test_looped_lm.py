@@ -19,7 +19,7 @@ def tokens_for(config, batch=2, seq=70, seed=0):
 @pytest.mark.parametrize("pass_residual", ["none", "mixer", "ffn", "block", "stack"])
 def test_with_one_pass_every_loop_gives_the_same_logits_bit_for_bit(tiny, pass_residual):
     tokens = tokens_for(tiny)
-    config = replace(tiny, pass_residual=pass_residual)
+    config = tiny.changed(pass_residual=pass_residual)
     logits = [fresh_model(replace(config, schedule=f"{name}(1)"), seed=0)(tokens) for name in LOOPS]
     for other in logits[1:]:
         assert torch.equal(logits[0], other)
@@ -47,10 +47,10 @@ def test_the_walk_is_the_composition_the_paper_writes(tiny):
     tokens = tokens_for(tiny)
 
     def mixer(layer, h):
-        return h + layer.mixer(layer.mixer_norm(h))[0]
+        return h + layer.mixer(layer.mixer_norm(h)).update
 
     def ffn(layer, h):
-        return h + layer.ffn(layer.ffn_norm(h))
+        return h + layer.ffn(layer.ffn_norm(h)).update
 
     h = model.embedding(tokens)
     for layer in model.layers:
@@ -118,7 +118,7 @@ def test_a_context_off_mixer_depends_on_no_other_token(tiny):
 def test_a_context_off_mixer_is_the_mixer_run_on_each_token_alone(tiny):
     mixer = fresh_model(tiny, seed=0).double().layers[0].mixer
     x = torch.randn(2, 30, tiny.d_model, dtype=torch.float64)
-    alone, _ = mixer(x.reshape(60, 1, tiny.d_model))
+    alone = mixer(x.reshape(60, 1, tiny.d_model)).update
     torch.testing.assert_close(
         mixer.context_off(x), alone.reshape(2, 30, tiny.d_model), rtol=0, atol=1e-12
     )
@@ -192,7 +192,7 @@ UNITS = {
 
 
 def model_with_pass_residual(tiny, unit, schedule=None):
-    config = replace(tiny, pass_residual=unit, schedule=schedule or UNITS[unit])
+    config = tiny.changed(pass_residual=unit, schedule=schedule or UNITS[unit])
     model = fresh_model(config, seed=0)
     weights = model.get_parameter("pass_residual.weight")
     weights.data.normal_(generator=torch.Generator().manual_seed(1))
@@ -205,7 +205,7 @@ def test_the_pass_residual_changes_nothing_before_it_has_learned(tiny, name, uni
     tokens = tokens_for(tiny)
     config = replace(tiny, schedule=name)
     plain = fresh_model(config, seed=0)(tokens)
-    assert torch.equal(fresh_model(replace(config, pass_residual=unit), seed=0)(tokens), plain)
+    assert torch.equal(fresh_model(config.changed(pass_residual=unit), seed=0)(tokens), plain)
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -213,10 +213,10 @@ def test_the_pass_residual_adds_what_entered_each_pass(tiny, unit):
     model, w = model_with_pass_residual(tiny, unit)
 
     def a(layer, h):
-        return h + layer.mixer(layer.mixer_norm(h))[0]
+        return h + layer.mixer(layer.mixer_norm(h)).update
 
     def f(layer, h):
-        return h + layer.ffn(layer.ffn_norm(h))
+        return h + layer.ffn(layer.ffn_norm(h)).update
 
     def passes(h, body):
         for index in range(3):
@@ -249,8 +249,8 @@ def test_a_stack_that_loops_between_a_prelude_and_a_coda_adds_what_entered_each_
 
     def block(h, number):
         layer = model.layers[number]
-        h = h + layer.mixer(layer.mixer_norm(h))[0]
-        return h + layer.ffn(layer.ffn_norm(h))
+        h = h + layer.mixer(layer.mixer_norm(h)).update
+        return h + layer.ffn(layer.ffn_norm(h)).update
 
     h = block(h, 0)
     for index in range(3):
@@ -262,9 +262,8 @@ def test_a_stack_that_loops_between_a_prelude_and_a_coda_adds_what_entered_each_
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_schedule_walked_in_parts_gives_the_whole(tiny, unit):
     model, _ = model_with_pass_residual(tiny, unit)
-    assert model.pass_residual is not None
     embedded = model.embed(tokens_for(tiny))
-    whole, _ = model.walk(embedded, model.schedule)
+    whole = model.walk(embedded, model.schedule).residual
     entering = {}
     for cut, occurrence in enumerate(model.schedule):
         head, tail = model.schedule[:cut], model.schedule[cut:]
@@ -273,12 +272,10 @@ def test_a_schedule_walked_in_parts_gives_the_whole(tiny, unit):
             return entering.setdefault(occurrence, x)
 
         model.walk(embedded, model.schedule, taps={(occurrence, "input"): keep})
-        half, _ = model.walk(embedded, head)
-        assert torch.equal(half, entering[occurrence])
-        opened = [o for o in head if model.pass_residual.opens(o)]
-        before = entering[opened[-1]] if opened else None
-        rest, _ = model.walk(half, tail, before_pass=before)
-        assert torch.equal(rest, whole)
+        half = model.walk(embedded, head)
+        assert torch.equal(half.residual, entering[occurrence])
+        rest = model.walk(half.residual, tail, kept=half.kept)
+        assert torch.equal(rest.residual, whole)
 
 
 def test_a_part_that_starts_inside_a_pass_needs_what_entered_it(tiny):
@@ -314,9 +311,9 @@ def test_under_bfloat16_autocast_decay_norms_and_residual_stay_float32(tiny):
         inputs = rule_inputs(projected, projected.qkv, mixer._weights())
         assert {tensor.dtype for tensor in inputs} == {torch.float32}
         assert model.final_norm(x.bfloat16()).dtype == torch.float32
-        residual, _ = model.walk(model.embed(tokens_for(tiny)), model.schedule)
+        residual = model.walk(model.embed(tokens_for(tiny)), model.schedule).residual
         assert residual.dtype == torch.float32
-        _, state = mixer(x)
+        state = mixer(x).state
     assert state.memory.dtype == torch.float32
     assert mixer.A_log.dtype == mixer.dt_bias.dtype == torch.float32
 

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,7 +43,7 @@ def test_a_curve_that_cannot_be_is_refused(options, message):
 
 
 def test_matrices_decay_and_nothing_else(tiny):
-    model = fresh_model(replace(tiny, pass_residual="mixer"), seed=0)
+    model = fresh_model(tiny.changed(pass_residual="mixer"), seed=0)
     by_name = decays(model)
     still = {name.removeprefix("layers.0.") for name, decay in by_name.items() if not decay}
     assert {name for name in still if not name.startswith("layers.")} == {

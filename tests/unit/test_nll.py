@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mixerloop.config import ModelConfig
 from mixerloop.data.held_out import held_out_task, held_out_text
 from mixerloop.data.prepare import Settings, canonical, prepare
 from mixerloop.data.shards import TokenSplit, open_tokenizer
@@ -20,6 +19,7 @@ from mixerloop.evaluation.looped_scorer import LoopedScorer
 from mixerloop.evaluation.nll import edges, measure, summarise
 from mixerloop.model.initialization import fresh_model
 from mixerloop.schedule import first_passes, full_loop, mixer_loop, no_loop
+from small_model import small_config
 
 CONTEXT = 16
 TOLERANCE = 1e-4  # nats of a sum over some hundred tokens in float32
@@ -53,7 +53,7 @@ def split(folder):
 
 @pytest.fixture(scope="module")
 def model(split):
-    sizes = ModelConfig(num_layers=2, d_model=16, num_heads=2, d_head=8, d_ffn=24, vocab_size=50)
+    sizes = small_config(num_layers=2, d_model=16, num_heads=2, d_head=8, d_ffn=24, vocab_size=50)
     vocab = split.manifest.vocab_size
     return fresh_model(
         dataclasses.replace(sizes, vocab_size=vocab, schedule="mixer_loop(2)"), seed=0
@@ -148,7 +148,7 @@ def test_the_first_passes_of_a_loop_are_the_loop_with_fewer():
 def test_of_hops_the_answers_are_scored_by_sequence(monkeypatch):
     hops = Hops(HopsSettings(), "held_out")
     monkeypatch.setattr(hops, "num_windows", 50)
-    sizes = ModelConfig(num_layers=1, d_model=16, num_heads=2, d_head=8, d_ffn=24, vocab_size=50)
+    sizes = small_config(num_layers=1, d_model=16, num_heads=2, d_head=8, d_ffn=24, vocab_size=50)
     model = fresh_model(dataclasses.replace(sizes, vocab_size=12, schedule="mixer_loop(2)"), seed=0)
     held_out = held_out_task(hops)
     sums = measure(LoopedScorer(model), held_out)

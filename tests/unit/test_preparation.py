@@ -21,6 +21,10 @@ from mixerloop.data.tasks.hops import HopsSettings
         ("hops --seed 5", TaskPreparation(settings=HopsSettings(seed=5))),
         ("stdlib --vocab-size 2048", StdlibPreparation(vocab_size=2048)),
         ("stdlib --vocab-size=2048", StdlibPreparation(vocab_size=2048)),
+        (
+            "text --vocab-size=300 a --held-out=b c",
+            TextPreparation(paths=(Path("a"),), held_out=(Path("b"), Path("c")), vocab_size=300),
+        ),
         ("stdlib --held-out-share 0.2", StdlibPreparation(held_out_share=0.2)),
         (
             "text a.txt b --held-out c d --vocab-size 300 e",

@@ -55,7 +55,8 @@ def test_the_studies_in_the_repository_can_be_planned(path):
 
 def test_the_released_study_has_the_residual_and_the_weights_of_each_architecture():
     plan = plan_of(STUDIES / "released-15m.toml")
-    units = {cell.arm: cell.config.model.residual_unit() for cell in plan.cells}
+    rules = {cell.arm: cell.config.model.pass_rules() for cell in plan.cells}
+    units = {arm: rule["pass_residual"].unit if rule else None for arm, rule in rules.items()}
     assert units == {
         **{"no_loop": None, "mixer_loop": "mixer", "full_loop": "stack", "ffn_loop": "ffn"}
     }
@@ -133,6 +134,8 @@ def test_a_stack_without_loops_is_deepened_to_the_compute_of_a_loop():
         ("steps = 6", "warmup_steps = 9", 12, "more than the 4 steps"),
         ('["hops"]', "[]", 6, "'' makes no data; known: hops, stdlib"),
         ('["hops"]', '["hopps"]', 6, "did you mean hops?"),
+        ('["hops"]', '["hops", "--sed", "5"]', 6, "unknown option --sed; did you mean --seed?"),
+        ('["hops"]', '["hops", "--num-nodes", "1"]', 6, "hops.num_nodes must be from 2"),
         ('["hops"]', '["stdlib"]', 9, "hops can be measured on hops only"),
         ('"no_loop", ', '{ schedule = "no_loop", name = "../x" }, ', 7, "cannot name a folder"),
         ('name = "hops"', 'name = "figures"', 4, "cannot name a folder"),

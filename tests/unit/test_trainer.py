@@ -44,7 +44,7 @@ def data(tmp_path):
 def config(data, tiny):
     return run_config(
         {
-            "model": vars(tiny) | {"schedule": "mixer_loop(2)"},
+            "model": tiny.changed(schedule="mixer_loop(2)").table(),
             "data": {"path": str(data)},
             "train": {
                 "steps": 12,
@@ -126,7 +126,7 @@ def test_a_run_holds_what_it_says(tmp_path, config):
     assert saved == replace(config, model=model.config)
     provenance = json.loads((tmp_path / "run/provenance.json").read_text())
     assert provenance["seed"] == 1337
-    assert provenance["form"] == "torch"
+    assert provenance["forms"]["gated_delta_rule"] == "torch"
 
 
 @pytest.mark.parametrize("stops", [[1], [4], [5, 6, 7], [3, 11]])
@@ -183,7 +183,7 @@ def test_micro_batches_may_change_on_the_way(tmp_path, config):
 def test_a_schedule_that_leaves_weights_out_can_be_resumed(
     tmp_path, config, schedule, pass_residual
 ):
-    model = replace(config.model, schedule=schedule, pass_residual=pass_residual)
+    model = config.model.changed(schedule=schedule, pass_residual=pass_residual)
     config = replace(config, model=model)
     go(tmp_path / "whole", config)
     go(tmp_path / "parts", config, until=5)

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from mixerloop import machine
-from mixerloop.config import DataConfig, ModelConfig, RunConfig, TrainConfig
+from mixerloop.config import DataConfig, RunConfig, TrainConfig
 from mixerloop.data.corpora import prepare_hops
 from mixerloop.data.tasks.hops import HopsSettings
 from mixerloop.model.checkpoint import load_model
+from mixerloop.model.initialization import meta_model
 from mixerloop.ops import precision
 from mixerloop.training import gemm_rate as rates
 from mixerloop.training import trainer as trainers
@@ -18,8 +19,9 @@ from mixerloop.training.metrics import JsonLines
 from mixerloop.training.parallel import Ranks
 from mixerloop.training.run_setup import begin, resumed_config
 from mixerloop.training.trainer import Trainer
+from small_model import small_config
 
-SMALL = ModelConfig(num_layers=2, d_model=64, num_heads=4, d_head=16, d_ffn=168, vocab_size=12)
+SMALL = small_config(num_layers=2, d_model=64, num_heads=4, d_head=16, d_ffn=168, vocab_size=12)
 
 
 @pytest.fixture
@@ -93,7 +95,7 @@ def test_a_bad_second_does_not_lower_the_gemm_rate(monkeypatch):
     seconds = iter([9.0, 9.0, 9.0, 1.0, 1.5, 3.0, 1.1, 1.0, 9.0, 9.0])
     monkeypatch.setattr(rates, "_seconds_per_product", lambda x, weight: next(seconds))
     cpu = torch.device("cpu")
-    rate = rates.gemm_rate(SMALL, tokens=10, compute_dtype="float32", device=cpu)
+    rate = rates.gemm_rate(meta_model(SMALL), tokens=10, compute_dtype="float32", device=cpu)
     assert rate == 2 * 10 * 64 * 2 * 168 / 1.0
 
 

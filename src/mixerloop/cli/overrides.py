@@ -4,32 +4,79 @@ import ast
 import dataclasses
 import inspect
 import textwrap
+from collections import Counter
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import tyro
 
-from mixerloop.config import PRESETS, DataConfig, ModelConfig, Tables, TrainConfig
+from mixerloop.config import (
+    PRESETS,
+    DataConfig,
+    ModelConfig,
+    Tables,
+    TrainConfig,
+    option_names,
+)
+from mixerloop.kinds import KINDS
 
 TRUTH = {"true": True, "false": False}
+_TRUTHS: set[str] = set()
+"""The fields that are true or false."""
 SECTIONS: dict[str, type] = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig}
 
 
 def _options() -> list[tuple[str, Any, Any]]:
-    """A field for each key; what a key means is what its docstring says."""
+    """A field for each key; the help of a key is its docstring."""
     options = [_option("model", "preset", str, f"{', '.join(PRESETS)}: fills in the sizes.", "")]
     for section, cls in SECTIONS.items():
-        hints, helps = get_type_hints(cls), _docstrings(cls)
-        for field in dataclasses.fields(cls):
+        if section == "model":
+            options += [*_fields(section, cls, without={"options"}), *_kind_options()]
+        else:
+            options += _fields(section, cls)
+    return options
+
+
+def _kind_options() -> list[tuple[str, Any, Any]]:
+    """The options of every kind: `model.OPTION`, or `model.KIND.OPTION` where kinds share a name.
+
+    A pass rule is given by its unit: `model.RULE`.
+    """
+    shared = Counter(name for kind in KINDS for name in option_names(kind))
+    options = []
+    for kind in KINDS.values():
+        if kind.role == "pass rule":
+            text = _docstrings(kind.options)["unit"]
+            options.append(_option("model", kind.name, str, f"{kind.name}: {text}", ""))
+            continue
+        alone = {name for name in option_names(kind.name) if shared[name] == 1}
+        common = set(option_names(kind.name)) - alone
+        options += _fields("model", kind.options, without=common)
+        options += _fields(f"model.{kind.name}", kind.options, without=alone)
+    return options
+
+
+def _fields(
+    section: str, cls: type, *, without: Collection[str] = ()
+) -> list[tuple[str, Any, Any]]:
+    hints, helps = get_type_hints(cls), _docstrings(cls)
+    options = []
+    for field in dataclasses.fields(cls):
+        if field.name not in without:
             named = field.default not in (dataclasses.MISSING, None)
-            hint = f"(default: {field.default})" if named else ""
+            default = " ".join(field.default) if isinstance(field.default, tuple) else field.default
+            hint = f"(default: {default})" if named else ""
             options.append(_option(section, field.name, hints[field.name], helps[field.name], hint))
     return options
 
 
 def _option(section: str, key: str, kind: Any, text: str, hint: str) -> tuple[str, Any, Any]:
     argument = tyro.conf.arg(name=f"{section}.{key}", help=text, help_behavior_hint=hint)
-    kind = Literal["true", "false"] if kind is bool else kind
-    return f"{section}__{key}", Annotated[kind | None, argument], dataclasses.field(default=None)
+    name = f"{section}.{key}".replace(".", "__")
+    if kind is bool:
+        _TRUTHS.add(name)
+        kind = Literal["true", "false"]
+    return name, Annotated[kind | None, argument], dataclasses.field(default=None)
 
 
 def _docstrings(cls: type) -> dict[str, str]:
@@ -61,7 +108,10 @@ def given(options: Overrides) -> Tables:
     tables: Tables = {}
     for name, value in vars(options).items():
         if value is not None:
-            section, _, key = name.partition("__")
-            is_truth = get_type_hints(SECTIONS[section]).get(key) is bool
-            tables.setdefault(section, {})[key] = TRUTH[value] if is_truth else value
+            section, *tables_between, key = name.split("__")
+            table = tables.setdefault(section, {})
+            for between in tables_between:
+                table = table.setdefault(between, {})
+            is_list = isinstance(value, tuple)
+            table[key] = TRUTH[value] if name in _TRUTHS else list(value) if is_list else value
     return tables

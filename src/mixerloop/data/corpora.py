@@ -80,8 +80,8 @@ def prepare_climbmix(
             "climbmix needs a tokenizer, for the paper's figures the 32,000 "
             "pieces of Llama 2; or a vocab_size to train one, which gives other figures"
         )
-    found = climbmix(shards, None if source is None else Path(source))
-    return _prepare(found, out, settings, tokenizer, workers, progress)
+    corpus = climbmix(shards, None if source is None else Path(source))
+    return _prepare(corpus, out, settings, tokenizer, workers, progress)
 
 
 def prepare_hops(out: Path | str, settings: HopsSettings | None = None) -> HopsSettings:
@@ -98,7 +98,7 @@ def _settings(
     workers: int,
     held_out_share: float | None,
 ) -> Settings:
-    """Check what is cheap to check: a source may be downloaded next."""
+    """Check the options before a source is downloaded."""
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     check_free(Path(out))

@@ -23,9 +23,9 @@ def from_words(cls: type[T], words: Sequence[str]) -> T:
     """
     fields = {_option(field): field for field in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType]
     hints = get_type_hints(cls)
-    positional = [field.name for field in fields.values() if POSITIONAL in field.metadata]
+    positional = (field.name for field in fields.values() if POSITIONAL in field.metadata)
+    name = without_option = next(positional, None)
     given: dict[str, list[str]] = {}
-    name, option = (positional[0], "") if positional else (None, "")
     for word in words:
         if word.startswith("--"):
             option, equals, value = word.partition("=")
@@ -35,12 +35,14 @@ def from_words(cls: type[T], words: Sequence[str]) -> T:
             if name in given:
                 raise ValueError(f"{option} is given twice")
             given[name] = [value] if equals else []
+            if equals and get_origin(hints[name]) is not tuple:
+                name = without_option
         elif name is None:
             raise ValueError(f"'{word}' belongs to no option; {suggest(word, fields)}")
         else:
             given.setdefault(name, []).append(word)
             if get_origin(hints[name]) is not tuple:
-                name = positional[0] if positional else None
+                name = without_option
     values = {
         field.name: _value(given[field.name], hints[field.name], option)
         for option, field in fields.items()

@@ -1,4 +1,4 @@
-"""What data is to be prepared: a typed request for each source, from a verb or a study file.
+"""Requests to prepare data: one type for each source, made by a verb or from a study file.
 
 `parse_preparation(["stdlib", "--vocab-size", "2048"])` reads the words that stand behind
 `mixerloop data prepare`. The field docstrings are the help texts of the verb.

@@ -1,13 +1,14 @@
-"""From a source to verified shards: all cores, one result, whatever happens on the way.
+"""From a source to verified shards, on all cores, resumable at any moment.
 
-Files are taken in groups and their documents in pieces of a fixed size of text. A piece becomes a
-shard per split, and a small record once its shards are on disk. Started again, preparation reads
-the records, skips what is done and does the rest; the bytes that come out depend neither on
+Files are read in groups, and the documents of a group in pieces of a fixed size of text. A piece
+becomes a shard per split, and a small record once its shards are on disk. A resumed preparation
+reads the records and prepares the missing pieces. The bytes of the result depend neither on
 interruptions nor on the number of workers.
 """
 
 import fcntl
 import hashlib
+import json
 import multiprocessing
 import os
 import shutil
@@ -17,9 +18,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -49,12 +49,12 @@ SAMPLE_CHARACTERS = 2**24  # of text that a tokenizer is trained on
 WORD_MARK = "\u2581"  # SentencePiece's own sign for a space, which it cannot tell from one
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
+"""Called with the name of the work, the units done so far, and all units."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What preparation does with a source; None for what the source or a tokenizer decides."""
+    """Options of preparation; None where the source or a given tokenizer decides."""
 
     held_out_share: float | None = None
     """Share of documents held out by their hash, where files do not decide."""
@@ -62,7 +62,7 @@ class Settings:
     """Size of the tokenizer to train, where none is given."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+        """Reject shares and sizes outside their range."""
         if self.held_out_share is not None and not 0 <= self.held_out_share < 1:
             raise ValueError(f"held-out share must be from 0 to 1, got {self.held_out_share}")
         if self.vocab_size is not None and not 260 <= self.vocab_size <= 2**24:
@@ -79,10 +79,12 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One piece that is done."""
+    """A finished piece."""
 
     empty: int
+    """Documents without text."""
     excluded: int
+    """Held-out documents that training has too."""
     train: Shard | None = None
     held_out: Shard | None = None
 
@@ -96,7 +98,7 @@ def prepare(
     workers: int,
     progress: Progress,
 ) -> Manifest:
-    """Prepare a source into a folder, or go on with what was begun there."""
+    """Prepare a source into a folder, or resume a preparation that was stopped there."""
     if not source.files:
         raise ValueError("the source has no files")
     check_free(folder)
@@ -114,7 +116,7 @@ def prepare(
 
 
 def check_free(folder: Path) -> None:
-    """Refuse a folder that is finished, or that holds something else."""
+    """Reject a folder that is finished, or that holds other files."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder}: exists and is not a folder")
     if (folder / PLAN).exists():
@@ -145,8 +147,27 @@ def _alone_in(folder: Path) -> Iterator[None]:
 # --- the plan ------------------------------------------------------------------------------------
 
 
-def _plan(source: Source, settings: Settings, tokenizer_path: Path | None) -> dict[str, Any]:
-    """Everything the result depends on, but for the content of the files."""
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything the result depends on, except the content of the files."""
+
+    format: str
+    source: str
+    files: tuple[tuple[str, Split | None], ...]
+    """The name and the split of each file."""
+    settings: Settings
+    tokenizer: str | None
+    """The sha256 of a given tokenizer."""
+    piece_characters: int
+    group_sizes: tuple[int, ...]
+    """Files of each group."""
+
+    def text(self) -> str:
+        """The content of the plan's file."""
+        return json_text(asdict(self))
+
+
+def _plan(source: Source, settings: Settings, tokenizer_path: Path | None) -> Plan:
     for file in source.files:
         try:
             file.name.encode()
@@ -154,28 +175,32 @@ def _plan(source: Source, settings: Settings, tokenizer_path: Path | None) -> di
             raise ValueError(f"{file.path!r}: the file's name is not UTF-8; rename it") from None
     sizes = [file.path.stat().st_size for file in source.files]
     piece = min(max(sum(sizes) // PIECES, SMALLEST_PIECE), LARGEST_PIECE)
-    return {
-        "format": FORMAT,
-        "source": source.kind,
-        "files": [[file.name, file.split] for file in source.files],
-        "settings": asdict(settings),
-        "tokenizer": None if tokenizer_path is None else Tokenizer(tokenizer_path).fingerprint,
-        "piece_characters": piece,
-        "group_sizes": _group_sizes(source, sizes, piece),
-    }
+    return Plan(
+        format=FORMAT,
+        source=source.kind,
+        files=tuple((file.name, file.split) for file in source.files),
+        settings=settings,
+        tokenizer=None if tokenizer_path is None else Tokenizer(tokenizer_path).fingerprint,
+        piece_characters=piece,
+        group_sizes=tuple(_group_sizes(source, sizes, piece)),
+    )
 
 
-def _same_plan(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
-    """The plan a folder was begun with; how it cuts the source stays, even if files are mended."""
-    begun = read_json(folder / PLAN)
+def _same_plan(folder: Path, plan: Plan) -> Plan:
+    """The plan of a preparation that was stopped; its cut stays, even if files were mended."""
+    begun, now = read_json(folder / PLAN), json.loads(plan.text())
     cut = {"piece_characters", "group_sizes"}
-    if not isinstance(begun, dict) or any(begun.get(k) != plan[k] for k in plan.keys() - cut):
+    if not isinstance(begun, dict) or any(begun.get(k) != now[k] for k in now.keys() - cut):
         raise ValueError(f"{folder}: was begun with other files or settings; remove it first")
-    return begun
+    return replace(
+        plan,
+        piece_characters=begun["piece_characters"],
+        group_sizes=tuple(begun["group_sizes"]),
+    )
 
 
 def _group_sizes(source: Source, sizes: list[int], piece: int) -> list[int]:
-    """How many files go together: small ones until they fill a piece, large ones alone."""
+    """The number of files in each group: small files fill a piece, a large file is a group."""
     counts: list[int] = []
     filled, split = 0, None
     for file, size in zip(source.files, sizes, strict=True):
@@ -187,16 +212,16 @@ def _group_sizes(source: Source, sizes: list[int], piece: int) -> list[int]:
     return counts
 
 
-def _groups(source: Source, plan: dict[str, Any]) -> list[Group]:
+def _groups(source: Source, plan: Plan) -> list[Group]:
     groups, at = [], 0
-    for index, count in enumerate(plan["group_sizes"]):
+    for index, count in enumerate(plan.group_sizes):
         groups.append(Group(index, source.files[at : at + count]))
         at += count
     return groups
 
 
 def _pieces(group: Group, piece_characters: int) -> Iterator[list[str]]:
-    """A group's documents in pieces; a document longer than a piece is one of its own."""
+    """A group's documents in pieces; a document longer than a piece is a piece by itself."""
     piece: list[str] = []
     filled = 0
     for file in group.files:
@@ -218,10 +243,10 @@ def _tokenizer(
     folder: Path,
     settings: Settings,
     given: Path | None,
-    plan: dict[str, Any],
+    plan: Plan,
     progress: Progress,
 ) -> Tokenizer:
-    """The folder's tokenizer; one that cannot be trained leaves no plan behind."""
+    """The folder's tokenizer; the plan is written only once a tokenizer could be trained."""
     path = folder / runs.TOKENIZER
     if not ((folder / PLAN).exists() and path.exists()):
         if given is not None:
@@ -231,13 +256,13 @@ def _tokenizer(
             progress("training a tokenizer", 0, 1)
             model = train_tokenizer(_sample(source, settings), vocab_size=settings.vocab_size)
             progress("training a tokenizer", 1, 1)
-        write_file(folder / PLAN, json_text(plan))
+        write_file(folder / PLAN, plan.text())
         write_file(path, model)
     return Tokenizer(path)
 
 
 def _sample(source: Source, settings: Settings) -> Iterator[str]:
-    """Training text from all files alike; what small files leave of their share, large ones get."""
+    """Training text in equal shares from all files; large files get what small files leave."""
     files = [file for file in source.files if file.split != "held_out"]
     files.sort(key=lambda file: file.path.stat().st_size)
     left = SAMPLE_CHARACTERS
@@ -258,16 +283,16 @@ def _sample(source: Source, settings: Settings) -> Iterator[str]:
 def _work(
     folder: Path,
     settings: Settings,
-    plan: dict[str, Any],
+    plan: Plan,
     groups: list[Group],
     workers: int,
     progress: Progress,
 ) -> None:
-    """Training files first: what they hold is kept out of the held-out ones."""
+    """Training files first: their documents are kept out of the held-out files."""
     (folder / RECORDS).mkdir(exist_ok=True)
     training = [group for group in groups if group.files[0].split != "held_out"]
     holding_out = [group for group in groups if group.files[0].split == "held_out"]
-    work = _Work(folder, settings, plan["piece_characters"], workers, progress, len(groups))
+    work = _Work(folder, settings, plan.piece_characters, workers, progress, len(groups))
     work.run(training)
     if holding_out:
         _write_excluded(folder, training)
@@ -275,7 +300,7 @@ def _work(
 
 
 class _Work:
-    """Pieces handed to worker processes, a few ahead of what they finish."""
+    """Hands pieces to worker processes, a few ahead of the pieces they finish."""
 
     def __init__(
         self,
@@ -310,9 +335,9 @@ class _Work:
                 raise
 
     def _is_done(self, group: Group) -> bool:
-        """Whether a group is finished; one that depends on what has changed starts again.
+        """Whether a group is finished; a group whose files have changed starts again.
 
-        It depends on its files and, held out, on what training holds.
+        A held-out group also starts again when the training documents have changed.
         """
         begun, done = _begun_record(self.folder, group), _done_record(self.folder, group)
         depends_on = {"sha256": [file_sha256(file.path) for file in group.files]}
@@ -366,7 +391,7 @@ class _Work:
 
 @dataclass
 class _Progress:
-    """How far a group has come."""
+    """The progress of a group."""
 
     group: Group
     num_pieces: int = 0
@@ -374,14 +399,64 @@ class _Progress:
     is_read: bool = False
 
 
-_worker: dict[str, Any] = {}
-"""What a worker process keeps between pieces."""
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """Tokenises pieces in a process of its own."""
+
+    folder: Path
+    settings: Settings
+    tokenizer: Tokenizer
+    excluded: np.ndarray
+    """Sorted hashes of the documents that held-out files must not contain."""
+
+    def prepare(self, documents: list[str], split: Split | None, group: int, index: int) -> None:
+        """Tokenise a piece, write its shards, then its record."""
+        dtype = token_dtype(self.tokenizer.vocab_size)
+        ids: dict[Split, list[np.ndarray]] = {"train": [], "held_out": []}
+        hashes: dict[Split, list[int]] = {"train": [], "held_out": []}
+        text_bytes: dict[Split, int] = {"train": 0, "held_out": 0}
+        empty = excluded = 0
+        for document in documents:
+            text = canonical(document)
+            if not text:
+                empty += 1
+                continue
+            digest = hash_of(text)
+            if split == "held_out" and _contains(self.excluded, digest):
+                excluded += 1
+                continue
+            place = _split_of(split, digest, self.settings)
+            ids[place].append(np.array(self.tokenizer.encode(text), dtype=dtype))
+            hashes[place].append(digest)
+            text_bytes[place] += len(text.encode())
+        shards = {
+            place: write_shard(
+                self.folder,
+                f"{place}-{group:05d}-{index:05d}",
+                documents=ids[place],
+                hashes=hashes[place],
+                text_bytes=text_bytes[place],
+                dtype=dtype,
+            )
+            for place in ids
+            if ids[place]
+        }
+        record = Record(empty=empty, excluded=excluded, **shards)
+        write_file(
+            self.folder / RECORDS / _piece_name(group, index),
+            json_text({key: value for key, value in asdict(record).items() if value is not None}),
+        )
+
+
+_this_worker: Worker | None = None
+"""The worker of a worker process."""
 
 
 def _start_worker(folder: Path, settings: Settings, parent: int) -> None:
+    global _this_worker
     threading.Thread(target=_end_with_parent, args=[parent], daemon=True).start()
     excluded = folder / EXCLUDED
-    _worker.update(
+    _this_worker = Worker(
         folder=folder,
         settings=settings,
         tokenizer=Tokenizer(folder / runs.TOKENIZER),
@@ -390,51 +465,15 @@ def _start_worker(folder: Path, settings: Settings, parent: int) -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """A killed parent cannot tell its workers to stop, so they look."""
+    """A killed parent cannot tell its workers to stop, so they watch for it."""
     while os.getppid() == parent:
         time.sleep(0.2)
     os._exit(1)
 
 
 def _prepare_piece(documents: list[str], split: Split | None, group: int, index: int) -> None:
-    """Tokenise a piece, write its shards, then its record."""
-    folder: Path = _worker["folder"]
-    tokenizer: Tokenizer = _worker["tokenizer"]
-    dtype = token_dtype(tokenizer.vocab_size)
-    ids: dict[Split, list[np.ndarray]] = {"train": [], "held_out": []}
-    hashes: dict[Split, list[int]] = {"train": [], "held_out": []}
-    text_bytes: dict[Split, int] = {"train": 0, "held_out": 0}
-    empty = excluded = 0
-    for document in documents:
-        text = canonical(document)
-        if not text:
-            empty += 1
-            continue
-        digest = hash_of(text)
-        if split == "held_out" and _contains(_worker["excluded"], digest):
-            excluded += 1
-            continue
-        place = _split_of(split, digest, _worker["settings"])
-        ids[place].append(np.array(tokenizer.encode(text), dtype=dtype))
-        hashes[place].append(digest)
-        text_bytes[place] += len(text.encode())
-    shards = {
-        place: write_shard(
-            folder,
-            f"{place}-{group:05d}-{index:05d}",
-            documents=ids[place],
-            hashes=hashes[place],
-            text_bytes=text_bytes[place],
-            dtype=dtype,
-        )
-        for place in ids
-        if ids[place]
-    }
-    record = Record(empty=empty, excluded=excluded, **shards)
-    write_file(
-        folder / RECORDS / _piece_name(group, index),
-        json_text({key: value for key, value in asdict(record).items() if value is not None}),
-    )
+    assert _this_worker is not None
+    _this_worker.prepare(documents, split, group, index)
 
 
 def canonical(document: str) -> str:
@@ -443,7 +482,7 @@ def canonical(document: str) -> str:
 
 
 def hash_of(text: str) -> int:
-    """64 bits of a document's text: its identity, and what decides its split."""
+    """64 bits of a document's text: its identity, which also decides its split."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
@@ -459,7 +498,7 @@ def _contains(ordered: np.ndarray, value: int) -> bool:
 
 
 def _write_excluded(folder: Path, training: list[Group]) -> None:
-    """Hashes of all training documents: what the held-out files must not contain."""
+    """Write the hashes of all training documents, which held-out files must not contain."""
     shards = [record.train for record in _records(folder, training) if record.train is not None]
     write_file(folder / EXCLUDED, document_hashes(folder, shards).tobytes())
 
@@ -506,7 +545,7 @@ def _finish(
 
 
 def _clean(folder: Path) -> None:
-    """Remove what was needed on the way; the plan last, so that a kill leaves the rest to do."""
+    """Remove the records; the plan goes last, so that a killed process can be resumed."""
     shutil.rmtree(folder / RECORDS, ignore_errors=True)
     (folder / EXCLUDED).unlink(missing_ok=True)
     for partial in folder.glob(".*.partial"):

@@ -1,11 +1,11 @@
 """Prepared data as one object: `open_prepared(folder)`.
 
 A prepared folder holds the tokens of a text or the settings of a synthetic task. Training and every
-measurement ask the object for what they read, and need not know which of the two it is.
+measurement read through the object, and need not know which of the two it is.
 """
 
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from mixerloop.data.held_out import HeldOut
 from mixerloop.data.shards import MANIFEST
@@ -18,6 +18,7 @@ from mixerloop.data.windows import Draw, DrawnWindows, Windows
 from mixerloop.files import read_json
 
 
+@runtime_checkable
 class Prepared(Protocol):
     """Data that a model can be trained on and measured with."""
 
@@ -80,7 +81,7 @@ class Prepared(Protocol):
         ...
 
     def verify(self) -> str:
-        """Check everything against the manifest; returns a sentence that says what is proved."""
+        """Check everything against the manifest; returns the verdict as a sentence."""
         ...
 
 

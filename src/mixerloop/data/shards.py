@@ -45,7 +45,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a folder of prepared tokens holds."""
+    """The content of a folder of prepared tokens."""
 
     format: str
     source: dict[str, Any]
@@ -127,8 +127,8 @@ def fingerprint(folder: Path) -> str:
 def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
     """The tokenizer the shards were made with, and no other."""
     tokenizer = Tokenizer(folder / runs.TOKENIZER)
-    found = tokenizer.fingerprint, tokenizer.vocab_size
-    if found != (manifest.tokenizer_sha256, manifest.vocab_size):
+    identity = tokenizer.fingerprint, tokenizer.vocab_size
+    if identity != (manifest.tokenizer_sha256, manifest.vocab_size):
         raise ValueError(f"{folder / runs.TOKENIZER}: not the tokenizer the shards were made with")
     return tokenizer
 

@@ -1,7 +1,7 @@
 """Where documents come from: files of text, ClimbMix's parquet shards, Python's own library.
 
 A source is a list of files in a fixed order; a file gives its documents in a fixed order. That is
-all preparation needs to be repeatable and to go on where it stopped.
+all preparation needs to be repeatable and to resume where it stopped.
 """
 
 import gzip
@@ -36,7 +36,7 @@ class SourceFile:
     """The split all its documents belong to; None leaves it to each document's hash."""
 
     def documents(self) -> Iterator[str]:
-        """Its documents, not yet stripped; one that cannot be read is refused by name and place."""
+        """Its documents, not yet stripped; an unreadable document is rejected by name and place."""
         kind = next((k for k in _READERS if self.path.name.endswith(k)), None)
         if kind is None:
             raise ValueError(f"{self.path}: unknown kind of file; known: {', '.join(_READERS)}")
@@ -52,7 +52,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Source:
-    """Documents to prepare, and what a manifest should say about them."""
+    """Documents to prepare, and the facts about them that a manifest records."""
 
     kind: str
     files: list[SourceFile]
@@ -65,8 +65,8 @@ class Source:
 def text_files(paths: list[Path], held_out_paths: list[Path]) -> Source:
     """Files, or folders with files in them; `held_out_paths` are held out whole."""
     files = [
-        *_found(paths, split="train" if held_out_paths else None),
-        *_found(held_out_paths, split="held_out"),
+        *_files_in(paths, split="train" if held_out_paths else None),
+        *_files_in(held_out_paths, split="held_out"),
     ]
     by_name: dict[str, Path] = {}
     for file in files:
@@ -75,7 +75,7 @@ def text_files(paths: list[Path], held_out_paths: list[Path]) -> Source:
     return Source("text", files)
 
 
-def _found(paths: list[Path], split: Split | None) -> list[SourceFile]:
+def _files_in(paths: list[Path], split: Split | None) -> list[SourceFile]:
     files: list[SourceFile] = []
     for path in paths:
         if path.is_dir():
@@ -118,7 +118,7 @@ def climbmix(shards: range, folder: Path | None) -> Source:
 
 
 def _downloaded(name: str) -> Path:
-    """Fetch a shard, or find the one that was fetched before."""
+    """Download a shard, unless it was downloaded before."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -255,4 +255,4 @@ _READERS: dict[str, Callable[[Path], Iterator[str]]] = {
     ".py": _python_documents,
 }
 KINDS = tuple(kind for kind in _READERS if kind != ".py")
-"""What a folder is searched for."""
+"""Endings of the files that a folder is searched for."""

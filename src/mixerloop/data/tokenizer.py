@@ -47,7 +47,7 @@ class Tokenizer:
         return [start + ids for ids in self._processor.EncodeAsIds(texts)]
 
     def pieces(self) -> list[tuple[str, float]]:
-        """What each token id stands for, and how early it is merged: the highest score first."""
+        """The text of each token id, and its score: pieces of higher score are merged first."""
         processor = self._processor
         return [
             (processor.IdToPiece(number), processor.GetScore(number))
@@ -71,13 +71,10 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, prompt: list[int]) -> None:
         self._tokenizer = tokenizer
         self._ids = list(prompt)
-        self._context, self._shown = (
-            0,
-            len(prompt),
-        )  # where decoding starts, and what is out already
+        self._context, self._shown = 0, len(prompt)  # decoding starts here; shown up to here
 
     def push(self, token: int) -> str:
-        """What one more token adds to the text, which may be nothing yet."""
+        """The text that one more token adds, which may be empty."""
         self._ids.append(token)
         added = self.pending()
         if not added or added.endswith(UNFINISHED):
@@ -86,7 +83,7 @@ class TextStream:
         return added
 
     def pending(self) -> str:
-        """What has not come out yet."""
+        """The text of the tokens that are not shown yet."""
         before = self._tokenizer.decode(self._ids[self._context : self._shown])
         return self._tokenizer.decode(self._ids[self._context :])[len(before) :]
 
@@ -94,8 +91,8 @@ class TextStream:
 def train_tokenizer(documents: Iterable[str], *, vocab_size: int) -> bytes:
     """A byte-pair SentencePiece model of these documents that can write any text.
 
-    Bytes stand in for what it has never seen, and white space is kept as it is, as in the
-    tokenizer of Llama 2. Smaller than asked for when the documents are.
+    Unseen characters become bytes, and white space is kept as it is, as in the tokenizer of
+    Llama 2. The vocabulary is smaller than `vocab_size` if the documents have too little text.
     """
     model = io.BytesIO()
     try:

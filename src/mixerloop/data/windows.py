@@ -2,13 +2,13 @@
 
 Every split is cut in one way. Window i of a text begins at token i * context and holds `context`
 tokens and the token after them, the label of its last position, which is also the first token of
-window i + 1. What is left at the end of a split is one shorter window. Training reads the whole
+window i + 1. The rest at the end of a split is one shorter window. Training reads the whole
 windows, the held-out NLL reads the shorter window too, and transport draws among the windows that
 have `context` tokens. The windows of a synthetic task are its sequences.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
@@ -26,6 +26,7 @@ class Labelled(NamedTuple):
     """The token after each input; `NOT_SCORED` where the prediction does not count."""
 
 
+@runtime_checkable
 class Windows(Protocol):
     """Whole windows of one split, read by number."""
 

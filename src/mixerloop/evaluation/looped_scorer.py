@@ -28,8 +28,8 @@ from mixerloop.evaluation.scorer import (
 )
 from mixerloop.model.decoding import DecodeState, feed, side_by_side, start
 from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.model.sublayer import has_state
 from mixerloop.ops.precision import compute_in
-from mixerloop.ops.sliced_cross_entropy import token_losses
 from mixerloop.ops.workers import map_on_cores
 from mixerloop.schedule import Schedule
 from mixerloop.subject import Subject
@@ -72,13 +72,12 @@ class LoopedScorer:
         self._device = model.embedding.weight.device
         on_cpu = self._device.type == "cpu"
         self._most_tokens = BATCH_TOKENS if on_cpu else ACCELERATOR_BATCH_TOKENS
-        state_bytes = STATE_BYTES if on_cpu else ACCELERATOR_STATE_BYTES
-        one_state = max(1, start(model, schedule=self._schedule).nbytes())
-        self._most_states = max(1, state_bytes // one_state)
-        self._most_trunks = max(1, TRUNK_STATE_BYTES // one_state)
+        self._state_bytes = STATE_BYTES if on_cpu else ACCELERATOR_STATE_BYTES
+        self._most_states = self._most_trunks = 1
 
     def score(self, questions: Sequence[Sequence[Candidate]]) -> list[list[TokenScores]]:
         """Score every candidate."""
+        self._limit_states([len(one.tokens) for candidates in questions for one in candidates])
         sequences = [_sequences(candidates) for candidates in questions]
         alone: list[_Sequence] = []
         sharing: list[_Family] = []
@@ -97,6 +96,14 @@ class LoopedScorer:
             [of_question[_key(one)].scores(one) for one in candidates]
             for of_question, candidates in zip(sequences, questions, strict=True)
         ]
+
+    def _limit_states(self, lengths: list[int]) -> None:
+        """Let a batch have as many rows as its memory holds states after the longest sequence."""
+        longest = max(lengths, default=1)
+        costs = [self._model.sublayer(one).cost(longest) for one in self._schedule]
+        state_bytes = max(1, sum(cost.state_bytes for cost in costs))
+        self._most_states = max(1, self._state_bytes // state_bytes)
+        self._most_trunks = max(1, TRUNK_STATE_BYTES // state_bytes)
 
     def _score_alone(self, sequences: "list[_Sequence]") -> None:
         batches = self._batches(sequences, [len(one.inputs) for one in sequences])
@@ -142,8 +149,8 @@ class LoopedScorer:
 
     def _run_whole(self, sequences: "list[_Sequence]") -> int:
         tokens = self._tokens([one.inputs for one in sequences])
-        residual, _ = self._model.walk(self._model.embed(tokens), self._mixing)
-        self._read_out(residual, sequences, skipped=[0] * len(sequences))
+        walked = self._model.walk(self._model.embed(tokens), self._mixing)
+        self._read_out(walked.residual, sequences, skipped=[0] * len(sequences))
         return tokens.numel()
 
     def _run_trunk(self, families: "list[_Family]") -> DecodeState:
@@ -186,13 +193,8 @@ class LoopedScorer:
         )
         chosen = residual[at_row, at_place]
         if self._afterwards:
-            (chosen,), _ = self._model.walk(chosen[None], self._afterwards)
-        losses, most_likely = token_losses(
-            x=self._model.final_norm(chosen),
-            weight=self._model.embedding.weight,
-            labels=targets,
-            form=self._model.form,
-        )
+            (chosen,) = self._model.walk(chosen[None], self._afterwards).residual
+        losses, most_likely = self._model.token_nll(chosen, targets)
         if not losses.isfinite().all():
             raise ValueError("the losses are not finite, so nothing is scored; are the weights?")
         parts = (
@@ -216,13 +218,18 @@ def scorer_of(
 
 
 def mixing_and_afterwards(model: LoopedLM, schedule: Schedule) -> tuple[Schedule, Schedule]:
-    """A schedule up to its last mixer, and the ffns after it, which need no token but their own.
+    """A schedule up to its last stateful occurrence, and the rest, which needs no other token.
 
-    A pass residual may reach over the cut; a model that has one is not cut.
+    A pass rule may reach over the cut; the schedule of a model that has a rule is not cut.
     """
-    if model.pass_residual is not None:
+    if model.pass_rules:
         return schedule, ()
-    last = max((at for at, one in enumerate(schedule) if one.sublayer == "mixer"), default=-1)
+    stateful = [
+        at
+        for at, occurrence in enumerate(schedule)
+        if occurrence.sublayer == "mixer" or has_state(model.sublayer(occurrence))
+    ]
+    last = max(stateful, default=-1)
     return schedule[: last + 1], schedule[last + 1 :]
 
 

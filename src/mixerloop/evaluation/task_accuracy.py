@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ NUM_SEQUENCES = SEQUENCES_OF_SPLIT["held_out"]
 """The held-out sequences of a task."""
 
 
+@runtime_checkable
 class LogitsAt(Protocol):
     """A model that reads out at some positions only."""
 

@@ -65,7 +65,7 @@ def import_run(
     imported = exported_config(folder)
     if tokenizer is not None:  # the ids of special tokens are those of another tokenizer
         imported |= dict.fromkeys(("bos_token_id", "eos_token_id"))
-    facts = {"seed": None, "imported": str(folder), "form": model.form}
+    facts = {"seed": None, "imported": str(folder), "forms": model.forms()}
     save_run(out, model, config, tokenizer=pieces, imported=imported, facts=facts)
     return ImportedRun(
         run=out,

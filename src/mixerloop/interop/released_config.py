@@ -6,13 +6,14 @@ computed. Any other key is rejected by name. A number of passes is never guessed
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from mixerloop.config import ModelConfig, PassResidual
+from mixerloop.config import UNITS, ModelConfig
 from mixerloop.interop.layout import FLASH_LINEAR_ATTENTION, LOOPED, Dialect
+from mixerloop.kinds import GatedDeltaNetOptions
 from mixerloop.notation import notation
-from mixerloop.parsing import one_of, suggest
+from mixerloop.parsing import suggest
 from mixerloop.schedule import LOOPS, Unit, num_passes_of
 
 
@@ -54,7 +55,9 @@ SIZES = {
 """Theirs to ours."""
 LOOP_COUNT, USE_RESIDUAL = "loop_count", "use_residual"
 OLD_PASSES = "num_passes"
-LOOP_KEYS = (LOOP_COUNT, USE_RESIDUAL, "schedule", "pass_residual")
+MIXER, FFN, RESIDUAL = "gated_delta_net", "swiglu", "pass_residual"
+"""The kinds that the released layout has names for."""
+LOOP_KEYS = (LOOP_COUNT, USE_RESIDUAL, "schedule", RESIDUAL)
 MUST_BE: dict[str, tuple[Any, ...]] = {
     "use_gate": (True,),
     "use_short_conv": (True,),
@@ -126,16 +129,19 @@ def model_config(
             raise ValueError(f"{key} = {given[key]!r}: our models have {values[0]!r}")
     if given.get("num_v_heads") not in (None, given.get("num_heads")):
         raise ValueError("num_v_heads: our models have as many heads for values as for keys")
-    return ModelConfig(
-        **_sizes(given),
-        schedule=schedule or _schedule(kind, given),
-        pass_residual=_residual(kind, given, has_residual),
+    unit = _residual_unit(kind, given, has_residual)
+    return ModelConfig.from_table(
+        {
+            **_sizes(given),
+            "schedule": schedule or _schedule(kind, given),
+            **({} if unit is None else {RESIDUAL: {"unit": unit}}),
+        }
     )
 
 
 def released_type(config: ModelConfig, *, prefer: str | None = None) -> str:
     """The published type that a model is, or our own; of several, the preferred type."""
-    occurrences, unit = config.occurrences(), config.residual_unit()
+    occurrences, unit = config.occurrences(), _unit_of(config)
     sizes = config.num_layers, num_passes_of(occurrences)
     types = [
         kind
@@ -152,20 +158,22 @@ def released_config(config: ModelConfig, *, like: Mapping[str, Any] | None = Non
     from it, and keys it does not have are left out where its reader knows what they are.
     """
     came_from = None if like is None or "schedule" in like else like.get("model_type")
-    kind, unit = released_type(config, prefer=came_from), config.residual_unit()
+    mixer = released_mixer(config)
+    kind, unit = released_type(config, prefer=came_from), _unit_of(config)
+    ours = {**config.table(), **asdict(mixer), **asdict(config.options[FFN])}
     needed: dict[str, Any] = {
         "model_type": kind,
-        **{theirs: getattr(config, ours) for theirs, ours in SIZES.items()},
-        EXPAND_V: config.value_width / config.d_head,
+        **{theirs: ours[name] for theirs, name in SIZES.items()},
+        EXPAND_V: mixer.value_width / mixer.d_head,
         "tie_word_embeddings": True,
     }
-    if config.negative_eigenvalues:
+    if mixer.negative_eigenvalues:
         needed[NEGATIVE] = True
     if kind == ANY_SCHEDULE:
         needed |= {
             "architectures": [ANY_ARCHITECTURE],
             "schedule": notation(config.occurrences()),
-            "pass_residual": unit or "none",
+            RESIDUAL: unit or "none",
             "use_cache": True,
         }
     else:
@@ -185,6 +193,24 @@ def released_config(config: ModelConfig, *, like: Mapping[str, Any] | None = Non
         usual = {key: value for key, value in usual.items() if key in like}
     types = {key: "float32" for key in ("dtype", "torch_dtype") if key in like}
     return usual | taken_over | types | needed
+
+
+def released_mixer(config: ModelConfig) -> GatedDeltaNetOptions:
+    """The mixer's options, if the released layout has names for every kind in the model."""
+    for name, known in ((MIXER, config.mixer), (FFN, config.ffn)):
+        for kind in known:
+            if kind != name:
+                raise ValueError(f"layers of the kind {kind} have no released layout; {name} has")
+    for rule in config.pass_rules():
+        if rule != RESIDUAL:
+            raise ValueError(f"the pass rule {rule} has no released layout; {RESIDUAL} has")
+    return config.options[MIXER]
+
+
+def _unit_of(config: ModelConfig) -> Unit | None:
+    """What a pass of the learned residual goes round, if the model has such a residual."""
+    rule = config.pass_rules().get(RESIDUAL)
+    return None if rule is None else rule.unit
 
 
 def _sizes(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,9 +271,9 @@ def _schedule(kind: str, given: Mapping[str, Any]) -> str:
     return f"{RELEASES[kind].loop}({passes})"
 
 
-def _residual(kind: str, given: Mapping[str, Any], has_table: bool | None) -> PassResidual:
-    """What the config says of a learned residual, which must be what the weights say."""
-    unit, uses = given.get("pass_residual"), given.get(USE_RESIDUAL)
+def _residual_unit(kind: str, given: Mapping[str, Any], has_table: bool | None) -> str | None:
+    """What a learned residual goes round by the config, which must agree with the weights."""
+    unit, uses = given.get(RESIDUAL), given.get(USE_RESIDUAL)
     if not isinstance(unit, str | None):
         raise ValueError(f"pass_residual = {unit!r}: not a text")
     if not isinstance(uses, bool | None):
@@ -255,12 +281,15 @@ def _residual(kind: str, given: Mapping[str, Any], has_table: bool | None) -> Pa
     if unit is not None and uses is not None:
         raise ValueError(f"{USE_RESIDUAL}: pass_residual says this; remove one of them")
     if unit is not None:
-        return one_of(PassResidual, unit, "pass_residual")
+        known = ("none", *UNITS, "released")
+        if unit not in known:
+            raise ValueError(f"unknown pass_residual '{unit}'; {suggest(unit, known)}")
+        return None if unit == "none" else unit
     if has_table is not None and uses is not None and uses != has_table:
         there = "have" if has_table else "do not have"
         raise ValueError(f"{USE_RESIDUAL} = {str(uses).lower()}, but the weights {there} one")
     if not (uses if has_table is None else has_table):
-        return "none"
+        return None
     release = RELEASES.get(kind)
     if release is None or release.unit is None:
         raise ValueError("a learned residual needs a loop to go round")

@@ -5,6 +5,7 @@ decoding would start from, and activations are the ones autograd keeps for a lay
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,16 +14,38 @@ from torch import Tensor
 from mixerloop.config import ModelConfig
 from mixerloop.model.initialization import fresh_model, meta_model
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.model.sublayer import Cost
+from mixerloop.model.sublayer import Cost, SublayerModule
 from mixerloop.notation import notation
-from mixerloop.schedule import DEFAULT_NUM_PASSES, Schedule, Sublayer, full_loop
+from mixerloop.schedule import (
+    BLOCK,
+    DEFAULT_NUM_PASSES,
+    Occurrence,
+    Schedule,
+    Sublayer,
+    full_loop,
+)
 
 PROBE_TOKENS = 128
+CONTEXT = 1024  # paper, "Training Settings"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerAccount:
+    """What one occurrence of each sublayer of a layer costs."""
+
+    mixer: Cost
+    ffn: Cost
+    activation_bytes_per_token: dict[Sublayer, int]
+    """What autograd keeps for one occurrence of a sublayer, in float32 and the torch form."""
+
+    def cost(self, sublayer: Sublayer) -> Cost:
+        """The cost of one occurrence."""
+        return self.mixer if sublayer == "mixer" else self.ffn
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelAccount:
-    """What every schedule of a model shares."""
+    """What every schedule of a model shares; mixer and ffn are means where layers differ."""
 
     parameters: int
     ffn_share: float
@@ -32,10 +55,32 @@ class ModelAccount:
     ffn: Cost
     activation_bytes_per_token: dict[Sublayer, int]
     """What autograd keeps for one occurrence of a sublayer, in float32 and the torch form."""
+    by_layer: tuple[LayerAccount, ...] = ()
+    """Each layer, where the layers are of different kinds."""
 
     def projection_macs(self) -> dict[Sublayer, int]:
         """Multiply-adds with weights in one occurrence, per token."""
         return {"mixer": self.mixer.projection_macs, "ffn": self.ffn.projection_macs}
+
+    def layer(self, number: int) -> LayerAccount:
+        """The account of a layer."""
+        if self.by_layer:
+            return self.by_layer[number]
+        return LayerAccount(
+            mixer=self.mixer,
+            ffn=self.ffn,
+            activation_bytes_per_token=self.activation_bytes_per_token,
+        )
+
+    def costs(self, schedule: Schedule) -> list[Cost]:
+        """The cost of each occurrence."""
+        return [self.layer(one.layer).cost(one.sublayer) for one in schedule]
+
+    def activation_bytes(self, schedule: Schedule) -> int:
+        """What autograd keeps of a token for the backward, without the head."""
+        return sum(
+            self.layer(one.layer).activation_bytes_per_token[one.sublayer] for one in schedule
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,23 +100,38 @@ class ScheduleAccount:
     recurrence_macs_per_token: int
     """Multiply-adds of the mixers' recurrence, the delta rule, by its definition."""
     state_bytes_per_sequence: int
-    """What decoding keeps of a sequence, whatever its length."""
+    """What decoding keeps of a sequence."""
     activation_bytes_per_token: int
     """What autograd keeps for the backward, without the head."""
 
 
-def account_model(config: ModelConfig) -> ModelAccount:
-    """Count a model."""
+def account_model(config: ModelConfig, *, prefix_tokens: int = CONTEXT - 1) -> ModelAccount:
+    """Count a model; recurrence and state are those of a token after `prefix_tokens` others."""
     model = meta_model(config)
-    layer = model.layers[0]
-    mixer, ffn = layer.mixer.cost(), layer.ffn.cost()
+    kinds = config.layer_kinds()
+    activations = {pair: _activation_bytes_per_token(config, *pair) for pair in set(kinds)}
+    layers = tuple(
+        LayerAccount(
+            mixer=layer.mixer.cost(prefix_tokens),
+            ffn=layer.ffn.cost(prefix_tokens),
+            activation_bytes_per_token=activations[pair],
+        )
+        for layer, pair in zip(model.layers, kinds, strict=True)
+    )
+    mixer, ffn = (_mean_cost(layer.cost(sublayer) for layer in layers) for sublayer in BLOCK)
     return ModelAccount(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         ffn_share=ffn.projection_macs / (mixer.projection_macs + ffn.projection_macs),
         head_macs_per_token=model.embedding.weight.numel(),
         mixer=mixer,
         ffn=ffn,
-        activation_bytes_per_token=_activation_bytes_per_token(config),
+        activation_bytes_per_token={
+            sublayer: round(
+                sum(layer.activation_bytes_per_token[sublayer] for layer in layers) / len(layers)
+            )
+            for sublayer in BLOCK
+        },
+        by_layer=layers if any(layer != layers[0] for layer in layers) else (),
     )
 
 
@@ -84,59 +144,92 @@ def account_schedule(
 ) -> ScheduleAccount:
     """Count a schedule, beside the full loop of the same stack with `num_passes` passes."""
     counts = Counter(occurrence.sublayer for occurrence in schedule)
-    num_mixer, num_ffn = counts["mixer"], counts["ffn"]
-    backbone = _backbone_macs(model, schedule)
-    full_backbone = _backbone_macs(model, full_loop(num_layers, num_passes))
+    costs = model.costs(schedule)
+    backbone = sum(cost.projection_macs for cost in costs)
+    full_costs = model.costs(full_loop(num_layers, num_passes))
+    full_backbone = sum(cost.projection_macs for cost in full_costs)
     head = model.head_macs_per_token
-    activation = model.activation_bytes_per_token
     return ScheduleAccount(
         notation=notation(schedule),
-        mixer_applications=num_mixer,
-        ffn_applications=num_ffn,
+        mixer_applications=counts["mixer"],
+        ffn_applications=counts["ffn"],
         projection_macs_per_token=backbone + head,
         backbone_ratio_to_full_loop=backbone / full_backbone,
         saving_to_full_loop=1 - (backbone + head) / (full_backbone + head),
-        recurrence_macs_per_token=num_mixer * model.mixer.recurrence_macs,
-        state_bytes_per_sequence=num_mixer * model.mixer.state_bytes,
-        activation_bytes_per_token=num_mixer * activation["mixer"] + num_ffn * activation["ffn"],
+        recurrence_macs_per_token=sum(cost.recurrence_macs for cost in costs),
+        state_bytes_per_sequence=sum(cost.state_bytes for cost in costs),
+        activation_bytes_per_token=model.activation_bytes(schedule),
     )
 
 
-def training_flops_per_token(model: LoopedLM) -> int:
+def training_flops_per_token(model: LoopedLM, *, context: int = CONTEXT) -> int:
     """Forward and backward of projections, recurrence and head; recomputing is not counted.
 
-    A multiply-add is two operations, and the backward of a product is two products.
+    A multiply-add is two operations, and the backward of a product is two products. Where a cost
+    grows with the tokens before, the mean over a window of `context` tokens counts.
     """
-    cost = {"mixer": model.layers[0].mixer.cost(), "ffn": model.layers[0].ffn.cost()}
-    ran = [cost[occurrence.sublayer] for occurrence in model.schedule]
+    macs: dict[tuple[int, Sublayer], float] = {}
+    for occurrence in model.schedule:
+        address = occurrence.layer, occurrence.sublayer
+        if address not in macs:
+            macs[address] = _mean_macs(model.sublayer(occurrence), context)
     head = model.config.vocab_size * model.config.d_model
-    return 6 * (head + sum(cost.projection_macs + cost.recurrence_macs for cost in ran))
+    return round(6 * (head + sum(macs[one.layer, one.sublayer] for one in model.schedule)))
 
 
-def _backbone_macs(model: ModelAccount, schedule: Schedule) -> int:
-    cost = model.projection_macs()
-    return sum(cost[occurrence.sublayer] for occurrence in schedule)
+def _mean_macs(sublayer: SublayerModule, context: int) -> float:
+    """Multiply-adds of a token, over all places in a window."""
+
+    def macs_at(prefix_tokens: int) -> int:
+        cost = sublayer.cost(prefix_tokens)
+        return cost.projection_macs + cost.recurrence_macs
+
+    first = macs_at(0)
+    if macs_at(context - 1) == first:  # a cost never falls, so all places between cost the same
+        return first
+    return sum(macs_at(place) for place in range(context)) / context
 
 
-def _activation_bytes_per_token(config: ModelConfig) -> dict[Sublayer, int]:
+def _mean_cost(costs: Iterable[Cost]) -> Cost:
+    costs = list(costs)
+    return Cost(
+        projection_macs=round(sum(cost.projection_macs for cost in costs) / len(costs)),
+        recurrence_macs=round(sum(cost.recurrence_macs for cost in costs) / len(costs)),
+        state_bytes=round(sum(cost.state_bytes for cost in costs) / len(costs)),
+    )
+
+
+def _activation_bytes_per_token(config: ModelConfig, mixer: str, ffn: str) -> dict[Sublayer, int]:
     """Run each sublayer of one layer and weigh the distinct tensors autograd keeps."""
-    single = replace(config, num_layers=1, vocab_size=1, schedule="no_loop", pass_residual="none")
+    single = replace(
+        config,
+        num_layers=1,
+        vocab_size=1,
+        schedule="no_loop",
+        mixer=(mixer,),
+        ffn=(ffn,),
+        options={mixer: config.options[mixer], ffn: config.options[ffn]},
+    )
     model = fresh_model(single, seed=0, form="torch")
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    weighed: dict[Sublayer, int] = {}
-    for occurrence in model.schedule:
-        kept: dict[int, Tensor] = {}
+    return {
+        occurrence.sublayer: round(_kept_bytes(model, occurrence, weights) / PROBE_TOKENS)
+        for occurrence in model.schedule
+    }
 
-        def keep(tensor: Tensor, kept: dict[int, Tensor] = kept) -> Tensor:
-            kept[tensor.untyped_storage().data_ptr()] = tensor
-            return tensor
 
-        residual = torch.randn(1, PROBE_TOKENS, config.d_model, requires_grad=True)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            update, _ = model.walk(residual, (occurrence,))
-        num_bytes = sum(
-            tensor.untyped_storage().nbytes() for at, tensor in kept.items() if at not in weights
-        )
-        weighed[occurrence.sublayer] = round(num_bytes / PROBE_TOKENS)
-        del update
-    return weighed
+def _kept_bytes(model: LoopedLM, occurrence: Occurrence, weights: set[int]) -> int:
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    residual = torch.randn(1, PROBE_TOKENS, model.config.d_model, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        walked = model.walk(residual, (occurrence,))
+    num_bytes = sum(
+        tensor.untyped_storage().nbytes() for at, tensor in kept.items() if at not in weights
+    )
+    del walked
+    return num_bytes

@@ -16,7 +16,7 @@ from mixerloop import config as configs
 from mixerloop import runs
 from mixerloop.config import FormChoice, RunConfig
 from mixerloop.files import check_seal, json_text, new_folder, seal_folder, write_file
-from mixerloop.model.initialization import meta_model
+from mixerloop.model.initialization import fill_constants, meta_model
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.provenance import collect_provenance
 
@@ -27,7 +27,7 @@ def save_model(folder: Path, model: LoopedLM, config: RunConfig) -> None:
     """Write weights and config into a folder that is being made; the caller seals it."""
     if not isinstance(model, LoopedLM) or model.config != config.model:
         raise ValueError("the model to save is not the one its config describes")
-    save_tensors(folder / WEIGHTS, dict(model.named_parameters()))
+    save_tensors(folder / WEIGHTS, model.state_dict())
     write_file(folder / runs.CONFIG, configs.dump(config))
 
 
@@ -58,9 +58,9 @@ def save_run(
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write float32 tensors into a folder that is being made."""
+    """Write tensors into a folder that is being made; numbers with a point must be float32."""
     for name, tensor in tensors.items():
-        if tensor.dtype != torch.float32:
+        if tensor.is_floating_point() and tensor.dtype != torch.float32:
             raise ValueError(f"{name} is {tensor.dtype}; checkpoints hold float32")
     whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     try:
@@ -80,28 +80,39 @@ def load_model(path: Path, *, form: FormChoice = "auto") -> tuple[LoopedLM, RunC
 
 
 def load_weights(model: LoopedLM, path: Path) -> None:
-    """Take every parameter from a file, or refuse it and name each tensor that does not fit.
+    """Take every parameter and buffer from a file, or name each tensor that does not fit.
 
     The header is compared first, so that a model without memory yet is only given what fits it.
+    Buffers that a checkpoint does not hold are set as in a fresh model.
     """
-    parameters = dict(model.named_parameters())
+    wanted_tensors = model.state_dict()
     try:
         with safe_open(path, framework="pt") as file:
             found = set(file.keys())
-            slices = {name: file.get_slice(name) for name in found & parameters.keys()}
+            slices = {name: file.get_slice(name) for name in found & wanted_tensors.keys()}
             problems = [
-                *(f"missing {name}" for name in sorted(parameters.keys() - found)),
-                *(f"unexpected {name}" for name in sorted(found - parameters.keys())),
+                *(f"missing {name}" for name in sorted(wanted_tensors.keys() - found)),
+                *(f"unexpected {name}" for name in sorted(found - wanted_tensors.keys())),
             ]
             for name, tensor in sorted(slices.items()):
-                wanted, got = list(parameters[name].shape), list(tensor.get_shape())
+                wanted, got = list(wanted_tensors[name].shape), list(tensor.get_shape())
                 if got != wanted:
                     problems.append(f"{name} has the shape {got}, not {wanted}")
-                elif tensor.get_dtype() != "F32":
-                    problems.append(f"{name} is {tensor.get_dtype()}, not F32")
+                elif tensor.get_dtype() != (dtype := _dtype_name(wanted_tensors[name])):
+                    problems.append(f"{name} is {tensor.get_dtype()}, not {dtype}")
             if problems:
                 raise ValueError(f"{path}: does not fit the model: {'; '.join(problems)}")
-            tensors = {name: file.get_tensor(name) for name in parameters}
+            tensors = {name: file.get_tensor(name) for name in wanted_tensors}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path}: not a readable safetensors file: {error}") from None
     model.load_state_dict(tensors, assign=True)
+    fill_constants(model)
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    """The type of a tensor as safetensors spells it."""
+    if tensor.is_floating_point():
+        return "F32"
+    return {torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL"}[
+        tensor.dtype
+    ]

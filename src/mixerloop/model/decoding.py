@@ -1,4 +1,4 @@
-"""Decoding: a constant-size state per mixer occurrence, carried from token to token.
+"""Decoding: a state per occurrence, carried from token to token.
 
 A `DecodeState` is a value: nothing changes it in place. To keep a snapshot, keep the state; to roll
 back, go on from the one you kept; to fork, go on from one state twice, or `fork` it into a batch.
@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mixerloop.model.looped_lm import ID_DTYPES, LoopedLM, MixerStates
-from mixerloop.model.sublayer import MixerState
+from mixerloop.model.looped_lm import ID_DTYPES, LoopedLM
+from mixerloop.model.sublayer import State
+from mixerloop.model.walk import States
 from mixerloop.ops.threads import worthwhile_threads
 from mixerloop.schedule import Schedule
 
@@ -24,10 +25,10 @@ PREFILL_TOKENS = 2048
 
 @dataclass(frozen=True)
 class DecodeState:
-    """What a batch of sequences has left behind in every mixer occurrence of a schedule."""
+    """What a batch of sequences has left behind in every occurrence of a schedule."""
 
     schedule: Schedule
-    mixer_states: MixerStates
+    states: States
     batch: int
     num_tokens: int
     """Tokens seen so far; the most, where sequences of different lengths stand side by side."""
@@ -46,29 +47,25 @@ class DecodeState:
             raise ValueError(f"rows must name some of {self.batch} sequences, got {rows.tolist()}")
         states = {
             occurrence: _rebuild(state, [tensor[rows.to(tensor.device)] for tensor in state])
-            for occurrence, state in self.mixer_states.items()
+            for occurrence, state in self.states.items()
         }
-        return replace(self, mixer_states=states, batch=len(rows))
+        return replace(self, states=states, batch=len(rows))
 
     def nbytes(self) -> int:
         """Memory held by the states."""
-        return sum(tensor.nbytes for state in self.mixer_states.values() for tensor in state)
+        return sum(tensor.nbytes for state in self.states.values() for tensor in state)
 
 
 def start(model: LoopedLM, *, batch: int = 1, schedule: Schedule | None = None) -> DecodeState:
     """The state before the first token; a schedule other than the model's own is named here."""
     schedule = model.schedule if schedule is None else schedule
     weight = model.embedding.weight
+    sublayers = {occurrence: model.sublayer(occurrence) for occurrence in schedule}
     states = {
-        occurrence: model.layers[occurrence.layer].mixer.initial_state(
-            batch, weight.dtype, weight.device
-        )
-        for occurrence in schedule
-        if occurrence.sublayer == "mixer"
+        occurrence: sublayer.initial_state(batch, weight.dtype, weight.device)
+        for occurrence, sublayer in sublayers.items()
     }
-    macs = weight.numel() + sum(
-        getattr(model.layers[one.layer], one.sublayer).cost().projection_macs for one in schedule
-    )
+    macs = weight.numel() + sum(sublayer.cost(0).projection_macs for sublayer in sublayers.values())
     return DecodeState(schedule, states, batch, num_tokens=0, macs_per_token=macs)
 
 
@@ -82,14 +79,14 @@ def side_by_side(states: Sequence[DecodeState]) -> DecodeState:
             state,
             [
                 torch.cat(parts)
-                for parts in zip(*(one.mixer_states[occurrence] for one in states), strict=True)
+                for parts in zip(*(one.states[occurrence] for one in states), strict=True)
             ],
         )
-        for occurrence, state in first.mixer_states.items()
+        for occurrence, state in first.states.items()
     }
     return replace(
         first,
-        mixer_states=joined,
+        states=joined,
         batch=sum(state.batch for state in states),
         num_tokens=max(state.num_tokens for state in states),
     )
@@ -102,9 +99,9 @@ def feed(
     """Feed tokens; returns the residual to read out where one likes, and the next state."""
     if tokens.shape[0] != state.batch:
         raise ValueError(f"tokens hold {tokens.shape[0]} sequences, the state {state.batch}")
-    residual, states = model.walk(model.embed(tokens), state.schedule, states=state.mixer_states)
+    walked = model.walk(model.embed(tokens), state.schedule, states=state.states)
     num_tokens = state.num_tokens + tokens.shape[1]
-    return residual, replace(state, mixer_states=states, num_tokens=num_tokens)
+    return walked.residual, replace(state, states=walked.states, num_tokens=num_tokens)
 
 
 @torch.no_grad()
@@ -140,7 +137,7 @@ def prefill(
     return model.read_out(residual, torch.tensor([-1], device=residual.device))[:, 0], state
 
 
-def _rebuild(state: MixerState, tensors: list[Tensor]) -> MixerState:
+def _rebuild(state: State, tensors: list[Tensor]) -> State:
     """The same kind of (named) tuple with other tensors."""
     make: Any = getattr(type(state), "_make", tuple)
     return make(tensors)

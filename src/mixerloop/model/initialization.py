@@ -2,23 +2,26 @@
 
 Every parameter is drawn from its own stream, named by the run's seed and the parameter's path.
 One seed gives bit-identical weights on every CPU, whatever the schedule, and a new parameter moves
-no other.
+no other. Each value comes from the module that owns the tensor; a tensor without an initial value
+is an error.
 """
 
 import math
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from mixerloop.config import FormChoice, InitRule, ModelConfig, check_seed
 from mixerloop.draws import Draws
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.model.norm import RMSNorm
-from mixerloop.model.passes.pass_residual import PassResidualTable
+from mixerloop.model.sublayer import WEIGHT_STD
 from mixerloop.parsing import one_of
-from mixerloop.schedule import Schedule, num_passes_of
+from mixerloop.schedule import BLOCK, Schedule, Sublayer, num_passes_of
 
-WEIGHT_STD = 0.02
+MATRICES = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
+NORMS = (nn.RMSNorm, nn.LayerNorm, nn.GroupNorm)
+"""Layers of torch whose initial values are known: a normal draw or ones, and zero biases."""
 
 
 def fresh_model(
@@ -42,39 +45,86 @@ def meta_model(config: ModelConfig, *, form: FormChoice = "auto") -> LoopedLM:
 
 @torch.no_grad()
 def initialize(model: LoopedLM, *, seed: int, rule: InitRule = "shared") -> None:
-    """Set every weight."""
+    """Set every parameter and buffer."""
     one_of(InitRule, rule, "init rule")
     check_seed(seed)
     depth = 2 * model.config.num_layers * num_passes_of(model.schedule)
-    shrinking = _shrinking(model.schedule) if rule == "released" else None
+    shrinking = _shrinking(model) if rule == "released" else None
     for path, module in model.named_modules():
         shrinks = shrinking is not None and path.endswith(shrinking)
         std = WEIGHT_STD / math.sqrt(depth) if shrinks else WEIGHT_STD
-        for name, parameter in module.named_parameters(recurse=False):
+        tensors = (
+            *module.named_parameters(recurse=False),
+            *((name, buffer) for name, buffer in module.named_buffers(recurse=False)),
+        )
+        for name, tensor in tensors:
+            if name in module._non_persistent_buffers_set:
+                continue
             draws = Draws("weights", seed, f"{path}.{name}")
-            values = _draw(module, name, parameter.shape, std, draws).astype(np.float32)
-            parameter.copy_(torch.from_numpy(values))
+            _fill(tensor, _initial_value(module, path, name, tensor, std, draws))
+    fill_constants(model)
 
 
-def _shrinking(schedule: Schedule) -> str | None:
+@torch.no_grad()
+def fill_constants(model: nn.Module) -> None:
+    """Set the buffers that a checkpoint does not hold, which depend on no seed."""
+    for path, module in model.named_modules():
+        for name in sorted(module._non_persistent_buffers_set):
+            buffer = module.get_buffer(name)
+            draws = Draws("constants", f"{path}.{name}")
+            value = _initial_value(module, path, name, buffer, WEIGHT_STD, draws)
+            if buffer.is_meta:
+                buffer = torch.empty_like(buffer, device="cpu")
+                setattr(module, name, buffer)
+            _fill(buffer, value)
+
+
+def _fill(tensor: Tensor, value: np.ndarray) -> None:
+    dtype = np.float32 if tensor.is_floating_point() else value.dtype
+    tensor.copy_(torch.from_numpy(np.ascontiguousarray(value, dtype=dtype)))
+
+
+def _shrinking(model: LoopedLM) -> str | None:
     """The projections that the authors' code draws smaller: those that write what is repeated.
 
     Where the mixer is repeated, alone or with the ffn, its output projection; where only the ffn
     is, the ffn's. Without a loop nothing is drawn smaller.
     """
+    sublayer = _repeated_sublayer(model.schedule)
+    if sublayer is None:
+        return None
+    name = {"mixer": "output_proj", "ffn": "down_proj"}[sublayer]
+    for layer, kinds in zip(model.layers, model.config.layer_kinds(), strict=True):
+        if not hasattr(getattr(layer, sublayer), name):
+            kind = dict(zip(BLOCK, kinds, strict=True))[sublayer]
+            raise ValueError(f"init = 'released' shrinks {name}, and a {kind} has none")
+    return f".{sublayer}.{name}"
+
+
+def _repeated_sublayer(schedule: Schedule) -> Sublayer | None:
     repeated = {occurrence.sublayer for occurrence in schedule if occurrence.pass_index > 0}
-    if "mixer" in repeated:
-        return ".mixer.output_proj"
-    return ".ffn.down_proj" if repeated else None
+    return "mixer" if "mixer" in repeated else "ffn" if repeated else None
 
 
-def _draw(
-    module: torch.nn.Module, name: str, shape: torch.Size, std: float, draws: Draws
+def _initial_value(
+    module: nn.Module, path: str, name: str, tensor: Tensor, std: float, draws: Draws
 ) -> np.ndarray:
-    if isinstance(module, RMSNorm):
-        return np.ones(shape)
-    if isinstance(module, PassResidualTable):
-        return np.zeros(shape)
     draw = getattr(module, "draw", None)
-    drawn = None if draw is None else draw(name, draws)
-    return std * draws.normals(shape.numel()).reshape(shape) if drawn is None else drawn
+    value = None if draw is None else draw(name, draws)
+    if value is not None:
+        if value.shape != tuple(tensor.shape):
+            raise ValueError(
+                f"{path}.{name}: its initial value has the shape {value.shape}, not "
+                f"{tuple(tensor.shape)}"
+            )
+        return value
+    if isinstance(module, MATRICES) and name == "weight":
+        return std * draws.normals(tensor.numel()).reshape(tensor.shape)
+    if isinstance(module, NORMS) and name == "weight":
+        return np.ones(tensor.shape)
+    if isinstance(module, (*MATRICES, *NORMS)) and name == "bias":
+        return np.zeros(tensor.shape)
+    raise ValueError(
+        f"{path}.{name} has no initial value; give {type(module).__name__} a method draw(name, "
+        "draws) that returns the value"
+    )

@@ -1,8 +1,8 @@
 """The looped language model: embed, walk the schedule, read out."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Literal, TypeVar, cast, get_args
+from typing import TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -12,23 +12,18 @@ from torch.utils.checkpoint import checkpoint
 
 from mixerloop import machine
 from mixerloop.config import Form, FormChoice, ModelConfig
-from mixerloop.model.ffns.swiglu import SwiGLU
-from mixerloop.model.mixers.gated_delta_net import GatedDeltaNet
+from mixerloop.kinds import KINDS
 from mixerloop.model.norm import RMSNorm
-from mixerloop.model.passes.pass_residual import PassResidualTable
-from mixerloop.model.sublayer import Mixer, MixerState
+from mixerloop.model.passes import Passes, PassRule
+from mixerloop.model.sublayer import FFNModule, MixerModule, Output, Place, State, SublayerModule
+from mixerloop.model.walk import NO_TAPS, Kept, States, Taps, Walked, check_taps, walk
 from mixerloop.ops.gated_delta_rule import choose_form
+from mixerloop.ops.native_library import row_form
 from mixerloop.ops.precision import product_dtype
+from mixerloop.ops.sliced_cross_entropy import sliced_cross_entropy, token_losses
 from mixerloop.schedule import Occurrence, Schedule, Sublayer
 
 T = TypeVar("T")
-TapPoint = Literal["input", "update"]
-"""The residual that enters an occurrence, and what the occurrence adds to it."""
-Taps = Mapping[tuple[Occurrence, TapPoint], Callable[[Tensor], Tensor]]
-"""Functions that see an activation at its address; what they return takes its place."""
-MixerStates = Mapping[Occurrence, MixerState]
-
-MIXERS = {"gated_delta_net": GatedDeltaNet}
 WEIGHT_DTYPES = (torch.float32, torch.float64)
 ID_DTYPES = (torch.int32, torch.int64)
 
@@ -36,35 +31,40 @@ ID_DTYPES = (torch.int32, torch.int64)
 class Layer(nn.Module):
     """One physical block of weights: a mixer and an ffn, each with its norm."""
 
-    mixer: Mixer
-
-    def __init__(self, config: ModelConfig, mixer: Mixer, *, form: Form) -> None:
+    def __init__(self, config: ModelConfig, layer: int, *, form: Form) -> None:
         super().__init__()
-        norm = partial(RMSNorm, config.d_model, config.norm_eps, form=form)
-        self.mixer_norm = norm()
-        self.mixer = mixer
-        self.ffn_norm = norm()
-        self.ffn = SwiGLU(config, form=form)
+        place = Place(
+            layer=layer,
+            num_layers=config.num_layers,
+            d_model=config.d_model,
+            norm_eps=config.norm_eps,
+            form=form,
+        )
+        mixer, ffn = config.layer_kinds()[layer]
+        self.mixer_norm = RMSNorm(config.d_model, config.norm_eps, form=form)
+        self.mixer: MixerModule = KINDS[mixer].load()(config.options[mixer], place)
+        self.ffn_norm = RMSNorm(config.d_model, config.norm_eps, form=form)
+        self.ffn: FFNModule = KINDS[ffn].load()(config.options[ffn], place)
 
     def forward(
         self,
         residual: Float[Tensor, "batch seq d_model"],
         sublayer: Sublayer,
         *,
-        state: MixerState | None = None,
+        state: State | None = None,
         context_off: bool = False,
-    ) -> tuple[Float[Tensor, "batch seq d_model"], MixerState | None]:
-        """What one sublayer adds to the residual, and the mixer's state after it."""
+    ) -> Output:
+        """Run a sublayer on the normalised residual."""
         dtype = product_dtype(residual)
         if sublayer == "ffn":
-            return self.ffn(self.ffn_norm(residual, dtype)), None
+            return self.ffn(self.ffn_norm(residual, dtype), state)
         if context_off:
-            return self.mixer.context_off(self.mixer_norm(residual, dtype)), state
+            return Output(self.mixer.context_off(self.mixer_norm(residual, dtype)), state or ())
         return self.mixer(self.mixer_norm(residual, dtype), state)
 
 
 class LoopedLM(nn.Module):
-    """A stack of layers and the schedule it was made for; any other must be asked for."""
+    """A stack of layers and the schedule it was made for; every function takes another one too."""
 
     layers: Sequence[Layer]
 
@@ -77,24 +77,16 @@ class LoopedLM(nn.Module):
             torch.empty(config.vocab_size, config.d_model), freeze=False
         )
         self.form: Form = choose_form(form)
-        """The form in which every operator of this model is run."""
-        mixer = MIXERS[config.mixer]
-        layers = [
-            Layer(
-                config,
-                mixer(config, form=self.form),
-                form=self.form,
-            )
-            for _ in range(config.num_layers)
-        ]
+        """The form that was chosen for all operators; `forms` says what each operator has of it."""
+        layers = [Layer(config, number, form=self.form) for number in range(config.num_layers)]
         self.layers = cast(Sequence[Layer], nn.ModuleList(layers))
         self.final_norm = RMSNorm(config.d_model, config.norm_eps, form=self.form)
-        unit = config.residual_unit()
-        self.pass_residual = (
-            None
-            if unit is None
-            else PassResidualTable(unit=unit, schedule=self.schedule, d_model=config.d_model)
-        )
+        rules: dict[str, PassRule] = {}
+        for name, options in config.pass_rules().items():
+            passes = Passes.round_unit(options.unit, self.schedule)
+            rules[name] = KINDS[name].load()(options, passes, config.d_model)
+            self.add_module(name, rules[name])  # whose weights are NAME.weight in a checkpoint
+        self.pass_rules = tuple(rules.values())
 
     def forward(
         self,
@@ -103,12 +95,12 @@ class LoopedLM(nn.Module):
         positions: Int[Tensor, "..."] | None = None,
         schedule: Schedule | None = None,
         context_off: Collection[Occurrence] = (),
-        taps: Taps | None = None,
+        taps: Taps = NO_TAPS,
     ) -> Float[Tensor, "batch positions vocab"]:
         """Logits at `positions`, or everywhere."""
         schedule = self.schedule if schedule is None else schedule
-        residual, _ = self.walk(self.embed(tokens), schedule, context_off=context_off, taps=taps)
-        return self.read_out(residual, positions)
+        walked = self.walk(self.embed(tokens), schedule, context_off=context_off, taps=taps)
+        return self.read_out(walked.residual, positions)
 
     def embed(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_model"]:
         """The residual before the first occurrence."""
@@ -122,43 +114,42 @@ class LoopedLM(nn.Module):
         residual: Float[Tensor, "batch seq d_model"],
         schedule: Schedule,
         *,
-        states: MixerStates | None = None,
+        states: States | None = None,
         context_off: Collection[Occurrence] = (),
-        taps: Taps | None = None,
-        before_pass: Float[Tensor, "batch seq d_model"] | None = None,
+        taps: Taps = NO_TAPS,
+        kept: Kept | None = None,
         recompute: bool = False,
-    ) -> tuple[Float[Tensor, "batch seq d_model"], dict[Occurrence, MixerState]]:
-        """Run the occurrences in order; with `states` each mixer occurrence goes on from its own.
+    ) -> Walked:
+        """Run the occurrences in order; see `mixerloop.model.walk`.
 
-        The states after the last token come back only to a caller who gave some. A schedule may be
-        walked in parts; a part that starts inside a pass of `pass_residual` needs `before_pass`.
         With `recompute` autograd keeps the residual that enters an occurrence and nothing else.
         """
-        taps = taps or {}
-        self._check_addresses(schedule, context_off, taps)
-        new_states: dict[Occurrence, MixerState] = {}
-        table = self.pass_residual
         for occurrence in schedule:
-            if tap := taps.get((occurrence, "input")):
-                residual = _tapped(tap, residual, occurrence)
-            if table is not None and table.opens(occurrence):
-                before_pass = residual
-            state = states[occurrence] if states and occurrence.sublayer == "mixer" else None
-            run = partial(
+            self.sublayer(occurrence)
+        if context_off or taps:
+            check_taps(schedule, taps, context_off)
+
+        def run(occurrence: Occurrence, x: Tensor, state: State | None) -> Output:
+            layer = partial(
                 self.layers[occurrence.layer],
                 sublayer=occurrence.sublayer,
                 state=state,
                 context_off=occurrence in context_off,
             )
-            update, state = _recomputed(run, residual) if recompute else run(residual)
-            if tap := taps.get((occurrence, "update")):
-                update = _tapped(tap, update, occurrence)
-            residual = residual + update
-            if table is not None and table.closes(occurrence):
-                residual = residual + table(occurrence, before_pass)
-            if states and state is not None:
-                new_states[occurrence] = state
-        return residual, new_states
+            return _recomputed(layer, x) if recompute else layer(x)
+
+        return walk(
+            run, residual, schedule, rules=self.pass_rules, states=states, kept=kept, taps=taps
+        )
+
+    def sublayer(self, occurrence: Occurrence) -> SublayerModule:
+        """The module that an occurrence runs."""
+        if not 0 <= occurrence.layer < len(self.layers):
+            raise ValueError(f"{occurrence}: the model has {len(self.layers)} layers")
+        layer = self.layers[occurrence.layer]
+        return layer.mixer if occurrence.sublayer == "mixer" else layer.ffn
+
+    # --- the readout: final norm and tied head, as logits or as losses ---------------------------
 
     def read_out(
         self,
@@ -171,37 +162,42 @@ class LoopedLM(nn.Module):
         logits = F.linear(self.final_norm(residual), self.embedding.weight)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
-    def _check_addresses(
-        self, schedule: Schedule, context_off: Collection[Occurrence], taps: Taps
-    ) -> None:
-        for occurrence in schedule:
-            if not 0 <= occurrence.layer < len(self.layers):
-                raise ValueError(f"{occurrence}: the model has {len(self.layers)} layers")
-        if not (context_off or taps):
-            return
-        known = set(schedule)
-        for occurrence in (*context_off, *(occurrence for occurrence, _ in taps)):
-            if occurrence not in known:
-                raise ValueError(f"{occurrence} is not in the schedule, so nothing would happen")
-        for occurrence in context_off:
-            if occurrence.sublayer != "mixer":
-                raise ValueError(f"{occurrence}: only a mixer has context to switch off")
-        for occurrence, point in taps:
-            if point not in get_args(TapPoint):
-                known_points = ", ".join(get_args(TapPoint))
-                raise ValueError(f"{occurrence}: no tap point '{point}'; known: {known_points}")
+    def summed_nll(
+        self, residual: Float[Tensor, "tokens d_model"], labels: Int[Tensor, " tokens"]
+    ) -> Float[Tensor, ""]:
+        """Nats of the labelled tokens, summed; the logits of all tokens never exist at once."""
+        return sliced_cross_entropy(
+            x=self.final_norm(residual),
+            weight=self.embedding.weight,
+            labels=labels,
+            form=self.form,
+        )
+
+    def token_nll(
+        self, residual: Float[Tensor, "tokens d_model"], labels: Int[Tensor, " tokens"]
+    ) -> tuple[Float[Tensor, " tokens"], Int[Tensor, " tokens"]]:
+        """Nats of each token, and the most likely token in its place; without gradients."""
+        return token_losses(
+            x=self.final_norm(residual),
+            weight=self.embedding.weight,
+            labels=labels,
+            form=self.form,
+        )
+
+    def forms(self) -> dict[str, Form]:
+        """The form in which each operator runs, for the provenance of a result."""
+        forms: dict[str, Form] = {
+            "rms_norm": row_form(self.form),
+            "cross_entropy": row_form(self.form),
+        }
+        for layer in self.layers:
+            forms |= layer.mixer.forms() | layer.ffn.forms()
+        return dict(sorted(forms.items()))
 
 
 def _recomputed(run: Callable[..., T], residual: Tensor) -> T:
     """Run now and, for its gradients, once more; nothing in a layer is drawn at random."""
     return checkpoint(run, residual, use_reentrant=False, preserve_rng_state=False)  # pyright: ignore
-
-
-def _tapped(tap: Callable[[Tensor], Tensor], x: Tensor, occurrence: Occurrence) -> Tensor:
-    replaced = tap(x)
-    if not isinstance(replaced, Tensor) or replaced.shape != x.shape:
-        raise ValueError(f"{occurrence}: a tap must return a tensor of the shape it was given")
-    return replaced
 
 
 def _check_tokens(tokens: Tensor, vocab_size: int) -> None:

@@ -1,10 +1,12 @@
 """Root-mean-square normalisation, in float32 whatever comes in."""
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from mixerloop.config import Form
+from mixerloop.draws import Draws
 from mixerloop.ops.rms_norm import rms_norm
 
 
@@ -22,3 +24,7 @@ class RMSNorm(nn.Module):
     ) -> Float[Tensor, "*batch width"]:
         """The result is float32, or float64 for a float64 input, unless a `dtype` is asked for."""
         return rms_norm(x, self.weight, eps=self.eps, form=self.form, dtype=dtype)
+
+    def draw(self, name: str, draws: Draws) -> np.ndarray:
+        """No channel is preferred at the start."""
+        return np.ones(self.weight.shape)

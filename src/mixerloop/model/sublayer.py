@@ -1,22 +1,46 @@
-"""What the walk asks of a sublayer."""
+"""What a sublayer is: the base classes of every mixer and ffn, and how a kind is registered.
 
+A mixer lets a token see earlier tokens; an ffn need not. Both turn a normalised residual into an
+update, may carry a state from token to token, and may add losses of their own.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from mixerloop.config import Form
 from mixerloop.draws import Draws
+from mixerloop.kinds import Kind, register
 
-MixerState = tuple[Tensor, ...]
-"""A mixer's memory of the tokens so far: a (named) tuple of tensors, batch first."""
+Class = TypeVar("Class", bound=type)
+WEIGHT_STD = 0.02
+"""The standard deviation of a fresh matrix (paper, "Training Settings")."""
+State = tuple[Tensor, ...]
+"""What a sublayer remembers of the tokens so far: a (named) tuple of tensors, batch first. Its size
+is constant, or grows with the tokens. A sublayer that remembers nothing has the empty tuple."""
+Losses = dict[str, Tensor]
+"""Auxiliary losses by name. Each is a scalar with its weight already in it."""
+
+
+class Output(NamedTuple):
+    """What one occurrence of a sublayer computes."""
+
+    update: Float[Tensor, "batch seq d_model"]
+    """Is added to the residual."""
+    state: State = ()
+    """The state after the last token."""
+    losses: Losses | None = None
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one occurrence of a sublayer costs: per token, except for the state."""
+    """What one occurrence of a sublayer costs at a token: per token, except for the state."""
 
     projection_macs: int
     """Multiply-adds with weights; short convolutions count, as in the paper."""
@@ -26,32 +50,81 @@ class Cost:
     """Memory one sequence keeps between tokens while decoding in float32."""
 
 
-class Mixer(Protocol):
-    """A sublayer that lets tokens see earlier ones; any mixer that fits here can be looped.
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where in a model a sublayer stands: all that its class is given besides its own options."""
 
-    Its last projection is called `output_proj`, which is what the released init rule shrinks.
-    """
+    layer: int
+    num_layers: int
+    d_model: int
+    norm_eps: float
+    form: Form
+    """The form of the model's operators; a sublayer that has no such form says so in `forms`."""
 
-    def __call__(
-        self, x: Float[Tensor, "batch seq d_model"], state: MixerState | None = None
-    ) -> tuple[Float[Tensor, "batch seq d_model"], MixerState]:
-        """The update to the residual and the state to go on from; no state is a new sequence."""
-        ...
 
+class SublayerModule(nn.Module, ABC):
+    """A mixer or an ffn. A class is made with the options of its kind and a `Place`."""
+
+    @abstractmethod
+    def forward(self, x: Float[Tensor, "batch seq d_model"], state: State | None = None) -> Output:
+        """Run over some tokens; without a state a new sequence begins."""
+
+    @abstractmethod
+    def cost(self, prefix_tokens: int) -> Cost:
+        """The cost of the token after so many others; it never falls as they become more."""
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
+        """The state before the first token, for activations of this type."""
+        return ()
+
+    def draw(self, name: str, draws: Draws) -> np.ndarray | None:
+        """The initial value of the parameter or buffer `name` that this module itself owns.
+
+        `initialization.initialize` knows the layers of `torch.nn`. Anything else that is None here
+        is an error. A buffer that is not persistent must not depend on `draws`.
+        """
+        return None
+
+    def forms(self) -> dict[str, Form]:
+        """The form of each operator that runs in this sublayer."""
+        return {}
+
+    may_skip_weights = False
+    """Whether a forward may leave weights without a gradient, as a mixture of experts does."""
+
+
+class MixerModule(SublayerModule):
+    """A mixer. Its last projection is called `output_proj`, which `init = "released"` shrinks."""
+
+    @abstractmethod
     def context_off(
         self, x: Float[Tensor, "batch seq d_model"]
     ) -> Float[Tensor, "batch seq d_model"]:
         """The update when every token is a sequence of its own."""
-        ...
 
-    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> MixerState:
-        """The state of a sequence before its first token, for activations of this type."""
-        ...
 
-    def draw(self, name: str, draws: Draws) -> np.ndarray | None:
-        """A fresh value of its parameter `name`, or None for the common rule."""
-        ...
+class FFNModule(SublayerModule):
+    """An ffn. Its last projection is called `down_proj`, which `init = "released"` shrinks."""
 
-    def cost(self) -> Cost:
-        """What one occurrence costs."""
-        ...
+
+def mixer_kind(name: str, options: type[Any]) -> Callable[[Class], Class]:
+    """Register a class as a kind of mixer, from a file of your own."""
+    return _registered(name, "mixer", options)
+
+
+def ffn_kind(name: str, options: type[Any]) -> Callable[[Class], Class]:
+    """Register a class as a kind of ffn, from a file of your own."""
+    return _registered(name, "ffn", options)
+
+
+def _registered(name: str, role: Any, options: type[Any]) -> Callable[[Class], Class]:
+    def decorate(cls: Class) -> Class:
+        register(Kind(name, role, options, cls))
+        return cls
+
+    return decorate
+
+
+def has_state(sublayer: SublayerModule) -> bool:
+    """Whether a sublayer carries anything from token to token."""
+    return bool(sublayer.initial_state(1, torch.float32, torch.device("meta")))

@@ -73,13 +73,7 @@ def gated_delta_mixing(
     native form is the kernel of the rule alone, and torch around it.
     """
     _check(tokens, weights, memory=memory, conv_history=conv_history)
-    is_fused = (
-        form == "native"
-        and weights.conv.shape[1] <= LARGEST_WIDTH
-        and weights.d_key == len(weights.norm)
-        and largest_write == 1
-    )
-    if is_fused:
+    if is_fused(weights, largest_write=largest_write, form=form):
         return native_gated_delta_mixing(
             *tokens,
             *weights,
@@ -101,6 +95,16 @@ def gated_delta_mixing(
         form=form,
     )
     return gated_norm(output, tokens.gate, weights, norm_eps), memory, conv_history
+
+
+def is_fused(weights: MixingWeights, *, largest_write: float, form: Form) -> bool:
+    """Whether the fused kernel runs: its keys and values have one width, its writes are up to 1."""
+    return (
+        form == "native"
+        and weights.conv.shape[1] <= LARGEST_WIDTH
+        and weights.d_key == len(weights.norm)
+        and largest_write == 1
+    )
 
 
 def mixing_without_context(

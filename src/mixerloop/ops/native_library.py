@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from mixerloop.config import Form
+
 MODULE = "mixerloop.ops._native"
 INSTRUCTION_SETS = ("portable", "avx2", "avx512")
 SET_VARIABLE = "MIXERLOOP_INSTRUCTION_SET"
@@ -150,6 +152,11 @@ def goes_past_dispatcher(*tensors: torch.Tensor) -> bool:
         and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
         and all(type(tensor) in PLAIN and tensor.device.type == "cpu" for tensor in tensors)
     )
+
+
+def row_form(form: Form) -> Form:
+    """The form of an operator on rows, such as a norm: native where that is chosen, else torch."""
+    return "native" if form == "native" else "torch"
 
 
 def run(

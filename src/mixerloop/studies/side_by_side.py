@@ -69,9 +69,7 @@ def expected_bytes(cell: Cell) -> int:
     data, train = cell.config.for_training()
     tokens = (train.micro_batch or train.global_batch) * (data.context or 1)
     account = account_model(cell.config.model)
-    per_token = sum(
-        account.activation_bytes_per_token[one.sublayer] for one in cell.config.model.occurrences()
-    )
+    per_token = account.activation_bytes(cell.config.model.occurrences())
     return PROCESS_BYTES + BYTES_PER_PARAMETER * cell.parameters + tokens * per_token
 
 

@@ -1,7 +1,7 @@
 """A run's position on disk: weights, optimizer state, and the step that fixes everything else.
 
     step-N/model.safetensors    all weights, whatever the ranks
-    step-N/optimizer/           AdamW's two moments of every weight, by name
+    step-N/optimizer/           AdamW's two moments of every weight that has had a gradient, by name
     step-N/position.json        step, seconds, budget
 
 The order of data and whatever is drawn at random are functions of seed and step, so the step is the
@@ -38,6 +38,7 @@ from mixerloop.training.position import Position, read_position, write_position
 
 OPTIMIZER = "optimizer"
 MOMENTS = ("exp_avg", "exp_avg_sq")
+STEPS = "step"
 
 
 def save(
@@ -51,8 +52,8 @@ def save(
     ranks: Ranks,
 ) -> Path:
     """Write a checkpoint; every rank takes part, and the first one names it when all is there."""
-    weights = {name: whole(tensor.detach()) for name, tensor in model.named_parameters()}
-    moments = {} if optimizer is None else moments_of(model, optimizer)
+    weights = {name: whole(tensor.detach()) for name, tensor in model.state_dict().items()}
+    moments = {} if optimizer is None else optimizer_tensors(model, optimizer, position.step)
     folder = runs.checkpoint_folder(run, position.step)
     if not ranks.is_first:
         _save_parts(moments, Path(ranks.from_first("")))
@@ -79,29 +80,37 @@ def restore(folder: Path, model: LoopedLM, optimizer: Optimizer) -> Position:
     position = read_position(folder)
     if position.step == 0:
         return position
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            optimizer.state[parameter] = {
-                "step": torch.tensor(float(position.step), device=parameter.device),
-                **{moment: torch.zeros_like(parameter) for moment in MOMENTS},
-            }
-    moments = moments_of(model, optimizer)
     reader = HuggingFaceStorageReader(str(folder / OPTIMIZER))
     with warnings.catch_warnings(), _named(folder / OPTIMIZER, "cannot be read"):
         # one process may read what several have written
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        load(moments, storage_reader=reader)
+        stored = reader.read_metadata().state_dict_metadata.keys()
+        for name, parameter in model.named_parameters():
+            if any(f"{moment}.{name}" in stored for moment in MOMENTS):
+                # as many steps as the run, but for weights that had their first gradient later
+                steps = -1.0 if f"{STEPS}.{name}" in stored else float(position.step)
+                optimizer.state[parameter] = {
+                    STEPS: torch.tensor(steps, device=parameter.device),
+                    **{moment: torch.zeros_like(parameter) for moment in MOMENTS},
+                }
+        load(optimizer_tensors(model, optimizer, position.step), storage_reader=reader)
     return position
 
 
-def moments_of(model: LoopedLM, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The optimizer's running means, under the names of their weights."""
-    return {
-        f"{moment}.{name}": optimizer.state[parameter][moment]
-        for name, parameter in model.named_parameters()
-        for moment in MOMENTS
-        if parameter in optimizer.state
-    }
+def optimizer_tensors(model: LoopedLM, optimizer: Optimizer, step: int) -> dict[str, Tensor]:
+    """The optimizer's state under the names of the weights.
+
+    That is two running means of every weight that has had a gradient, and the number of its
+    updates where that is not the run's.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if parameter in optimizer.state:
+            state = optimizer.state[parameter]
+            tensors |= {f"{moment}.{name}": state[moment] for moment in MOMENTS}
+            if float(state[STEPS]) != step:
+                tensors[f"{STEPS}.{name}"] = state[STEPS]
+    return tensors
 
 
 def prune(run: Path, *, keep_last: int, keep_every: int | None) -> None:

@@ -63,7 +63,7 @@ def init_run(
             )
     check_is_new(out)
     model = fresh_model(run_config.model, seed=seed, rule=rule)
-    facts = {"seed": seed, "init": rule, "form": model.form}
+    facts = {"seed": seed, "init": rule, "forms": model.forms()}
     save_run(out, model, run_config, tokenizer=pieces, facts=facts)
     return FreshRun(
         run=out,

@@ -4,7 +4,8 @@ import time
 
 import torch
 
-from mixerloop.config import ComputeDtype, ModelConfig
+from mixerloop.config import ComputeDtype
+from mixerloop.model.looped_lm import LoopedLM
 
 ROUND_SECONDS = 0.03
 MOST_SECONDS = 0.6
@@ -15,16 +16,18 @@ LARGEST_TOKENS = 4096
 
 
 def gemm_rate(
-    config: ModelConfig, *, tokens: int, compute_dtype: ComputeDtype, device: torch.device
+    model: LoopedLM, *, tokens: int, compute_dtype: ComputeDtype, device: torch.device
 ) -> float:
-    """Operations a second of a product with the shape of this model's ffn, undisturbed.
+    """Operations a second of a product with the largest matrix of a layer, undisturbed.
 
     The best of short rounds, until none is better: a neighbour makes rounds slower, none faster.
     """
     dtype = torch.bfloat16 if compute_dtype == "bfloat16" else torch.float32
     tokens = min(tokens, LARGEST_TOKENS)
-    x = torch.ones(tokens, config.d_model, dtype=dtype, device=device)
-    weight = torch.ones(config.d_model, 2 * config.d_ffn, dtype=dtype, device=device)
+    matrices = [one.shape for one in model.layers[0].parameters() if one.ndim == 2]
+    width_out, width_in = max(matrices, key=lambda shape: shape.numel())
+    x = torch.ones(tokens, width_in, dtype=dtype, device=device)
+    weight = torch.ones(width_in, width_out, dtype=dtype, device=device)
     operations = 2 * x.numel() * weight.shape[1]
     torch.mm(x, weight)
     best, rounds_since, began = 0.0, 0, time.perf_counter()

@@ -4,11 +4,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.ops.sliced_cross_entropy import sliced_cross_entropy
+from mixerloop.ops.sliced_cross_entropy import NOT_SCORED
 
 
 class SummedLoss(nn.Module):
-    """The summed loss of the scored tokens; the logits of all of them never exist at once."""
+    """The summed loss of the scored tokens.
+
+    In training mode it has the auxiliary losses of sublayers and pass rules in it, in evaluation
+    mode the NLL alone. An auxiliary loss is a mean over tokens, so it counts once for each scored
+    token: batches that are cut into smaller ones weigh it alike.
+    """
 
     def __init__(self, model: LoopedLM, *, recompute: bool = False) -> None:
         super().__init__()
@@ -20,10 +25,10 @@ class SummedLoss(nn.Module):
         """Nats, summed."""
         model = self.model
         recompute = self.recompute and self.training
-        residual, _ = model.walk(model.embed(tokens), model.schedule, recompute=recompute)
-        return sliced_cross_entropy(
-            x=model.final_norm(residual).flatten(0, 1),
-            weight=model.embedding.weight,
-            labels=labels.flatten(),
-            form=model.form,
-        )
+        walked = model.walk(model.embed(tokens), model.schedule, recompute=recompute)
+        loss = model.summed_nll(walked.residual.flatten(0, 1), labels.flatten())
+        if walked.losses and self.training:
+            num_scored = (labels != NOT_SCORED).sum()
+            for _, auxiliary in sorted(walked.losses.items()):
+                loss = loss + num_scored * auxiliary
+        return loss

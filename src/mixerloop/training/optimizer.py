@@ -44,6 +44,6 @@ def hold_what_never_runs(model: LoopedLM) -> None:
         for name, parameter in layer.named_parameters():
             sublayer = "mixer" if name.startswith("mixer") else "ffn"
             parameter.requires_grad_((index, sublayer) in runs)
-    table = model.pass_residual
-    if table is not None:
-        table.requires_grad_(any(table.closes(occurrence) for occurrence in model.schedule))
+    for rule in model.pass_rules:
+        runs_once = any(rule.passes.closes(occurrence) for occurrence in model.schedule)
+        rule.requires_grad_(runs_once)

@@ -106,12 +106,15 @@ class ParallelLoss:
         elif parallel == "fsdp":
             mesh = init_device_mesh(ranks.device.type, (ranks.num_ranks,))
             for layer in loss.model.layers:
-                fully_shard(layer.mixer, mesh=mesh)  # pyright: ignore[reportCallIssue, reportArgumentType]
+                fully_shard(layer.mixer, mesh=mesh)
                 fully_shard(layer.ffn, mesh=mesh)
             fully_shard(loss, mesh=mesh)
         else:
+            sublayers = [one for layer in loss.model.layers for one in (layer.mixer, layer.ffn)]
             self.module = DistributedDataParallel(
-                loss.to(ranks.device), gradient_as_bucket_view=True
+                loss.to(ranks.device),
+                gradient_as_bucket_view=True,
+                find_unused_parameters=any(sublayer.may_skip_weights for sublayer in sublayers),
             )
             self._settle_buckets(ranks.device)
 

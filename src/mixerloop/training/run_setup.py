@@ -57,10 +57,11 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
     )
     _check_wandb(train)
     model = fresh_model(config.model, seed=train.seed, rule=train.init, form=train.form)
+    flops_per_token = training_flops_per_token(model, context=windows.context)
     budget = budget_of(
         train,
         tokens_per_step=train.global_batch * windows.context,
-        flops_per_token=training_flops_per_token(model),
+        flops_per_token=flops_per_token,
     )
     tokenizer = Path(data.path) / runs.TOKENIZER
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -71,11 +72,11 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
             "id": uuid.uuid4().hex[:12],
             "seed": train.seed,
             "init": train.init,
-            "form": model.form,
+            "forms": model.forms(),
             "compute_dtype": train.compute_dtype,
             "data": fingerprint(Path(data.path)),
             "num_parameters": num_parameters,
-            "flops_per_token": training_flops_per_token(model),
+            "flops_per_token": flops_per_token,
             "sessions": [],
         }
         write_file(folder / runs.PROVENANCE, json_text(collect_provenance(**facts)))

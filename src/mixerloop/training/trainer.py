@@ -78,7 +78,7 @@ class Trainer:
         self.model, saved = load_model(folder, form=train.form)
         check_same_run(saved, config, where=str(folder))
         self.num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        self.flops_per_token = training_flops_per_token(self.model)
+        self.flops_per_token = training_flops_per_token(self.model, context=self.windows.context)
         self.budget = self._budget()
         hold_what_never_runs(self.model)
         if train.compile:
@@ -287,7 +287,7 @@ class Trainer:
     def _gemm_rate(self) -> float:
         tokens = self.train_config.global_batch // self.ranks.num_ranks * self.windows.context
         return gemm_rate(
-            self.config.model,
+            self.model,
             tokens=tokens,
             compute_dtype=self.train_config.product_dtype,
             device=self.ranks.device,

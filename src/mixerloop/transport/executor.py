@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.model.walk import NO_TAPS, Kept
 from mixerloop.transport.policies import Policy, Step, first_difference, last_mixing
 
 BATCH_TOKENS = 2048
@@ -27,7 +28,8 @@ class _Branch:
 
     policy: Policy
     residual: Tensor
-    before_pass: Tensor | None
+    kept: Kept
+    """Of the pass rules."""
     is_narrow: bool = False
     """Whether only the chosen positions are left of it."""
 
@@ -50,11 +52,12 @@ def shared_residuals(
     for number, policy in enumerate(policies):
         leave_at[first_difference(policy, intact)].append(number)
     last_mixings = [last_mixing(policy) for policy in policies]
-    trunk = _Branch(intact, model.embed(tokens), None)
+    embedded = model.embed(tokens)
+    trunk = _Branch(intact, embedded, tuple(rule.start(embedded) for rule in model.pass_rules))
     branches: dict[int, _Branch] = {}
     for at, step in enumerate(intact):
         for number in leave_at.pop(at, []):
-            branches[number] = _Branch(policies[number], trunk.residual, trunk.before_pass)
+            branches[number] = _Branch(policies[number], trunk.residual, trunk.kept)
         together = defaultdict(list)
         for number, branch in branches.items():
             if at > last_mixings[number] and not branch.is_narrow:
@@ -75,8 +78,7 @@ def shared_residuals(
 
 def _narrow(branch: _Branch, positions: Tensor) -> None:
     branch.residual = branch.residual[:, positions]
-    if branch.before_pass is not None:
-        branch.before_pass = branch.before_pass[:, positions]
+    branch.kept = tuple(None if kept is None else kept[:, positions] for kept in branch.kept)
     branch.is_narrow = True
 
 
@@ -91,20 +93,27 @@ def _advance_in_batches(model: LoopedLM, step: Step, branches: list[_Branch]) ->
 def _advance(model: LoopedLM, step: Step, branches: list[_Branch]) -> None:
     """One step for branches of one shape, as one batch."""
     occurrence, mark = step
-    table = model.pass_residual
-    if table is not None and table.opens(occurrence):
-        for branch in branches:
-            branch.before_pass = branch.residual
-    closes = table is not None and table.closes(occurrence)
-    if mark == "skipped" and not closes:
+    has_rule = any(
+        rule.passes.opens(occurrence) or rule.passes.closes(occurrence) for rule in model.pass_rules
+    )
+    if mark == "skipped" and not has_rule:
         return
-    befores = [branch.before_pass for branch in branches if branch.before_pass is not None]
-    residual, _ = model.walk(
+    walked = model.walk(
         torch.cat([branch.residual for branch in branches]),
         (occurrence,),
         context_off=(occurrence,) if mark == "context_off" else (),
-        taps={(occurrence, "update"): torch.zeros_like} if mark == "skipped" else None,
-        before_pass=torch.cat(befores) if befores else None,
+        taps={(occurrence, "update"): torch.zeros_like} if mark == "skipped" else NO_TAPS,
+        kept=tuple(_together(kept) for kept in zip(*(one.kept for one in branches), strict=True)),
     )
-    for branch, part in zip(branches, residual.chunk(len(branches)), strict=True):
-        branch.residual = part
+    num = len(branches)
+    residuals = walked.residual.chunk(num)
+    kept_parts = [[None] * num if kept is None else kept.chunk(num) for kept in walked.kept]
+    for number, branch in enumerate(branches):
+        branch.residual = residuals[number]
+        branch.kept = tuple(parts[number] for parts in kept_parts)
+
+
+def _together(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """The tensors of all branches as one batch; a rule keeps a tensor in all of them or in none."""
+    tensors = [part for part in parts if part is not None]
+    return torch.cat(tensors) if tensors else None

@@ -182,7 +182,7 @@ def measure_fresh_transport(
             preset=size,
             init=init,
             data="uniform token ids",
-            form=model.form,
+            forms=model.forms(),
             compute_dtype=compute_dtype,
             device=found_device.type,
         ),

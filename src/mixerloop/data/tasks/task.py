@@ -2,14 +2,14 @@
 
 A task is one file in this folder and one entry in `registry.py`. The file has a frozen dataclass of
 settings and a subclass of `Task`. Nothing else in the package knows a task by name: preparing,
-training, NLL, accuracy, transport and `mixerloop data` read what the subclass declares.
+training, NLL, accuracy, transport and `mixerloop data` read the declarations of the subclass.
 
 A sequence is `context + 1` tokens. The answers stand in the sequence, as in any text, and only the
 answers are scored. Sequence i of a split depends on the settings, the split and i alone.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
@@ -22,6 +22,7 @@ NUM_SEQUENCES: dict[Split, int] = {"train": 2**40, "held_out": 2**12}
 """Training never reads a sequence twice; the held-out sequences are a fixed set."""
 
 
+@runtime_checkable
 class TaskSettings(Protocol):
     """A frozen dataclass whose fields have defaults, and which rejects values without meaning."""
 

@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from mixerloop.config import Form, ModelConfig
+from mixerloop.draws import Draws
 from mixerloop.interop.hf.configuration import (
     FFNLoopConfig,
     FullLoopConfig,
@@ -24,7 +25,11 @@ from mixerloop.interop.hf.configuration import (
     NoLoopConfig,
     ScheduleConfig,
 )
-from mixerloop.model.passes.pass_residual import PassResidualTable
+from mixerloop.interop.released_config import FFN, RESIDUAL, released_mixer
+from mixerloop.model.mixers.gated_delta_net import draw_log_rates, draw_step_biases
+from mixerloop.model.passes import Passes
+from mixerloop.model.sublayer import Losses, Output, State
+from mixerloop.model.walk import walk
 from mixerloop.ops.gated_delta_mixing import MixingWeights, Projected, gated_delta_mixing
 from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.schedule import Occurrence, Sublayer
@@ -56,22 +61,23 @@ class LoopedMixer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        width, keys = config.d_model, config.num_heads * config.d_head
-        inner = config.num_heads * config.value_width
+        options = released_mixer(config)
+        width, keys = config.d_model, options.num_heads * options.d_head
+        inner = options.num_heads * options.value_width
         linear = partial(nn.Linear, bias=False)
-        self.norm_eps, self.largest_write = config.norm_eps, config.largest_write
+        self.norm_eps, self.largest_write = config.norm_eps, options.largest_write
         self.q_proj, self.k_proj, self.v_proj = (
             linear(width, size) for size in (keys, keys, inner)
         )
-        self.a_proj, self.b_proj = (linear(width, config.num_heads) for _ in range(2))
+        self.a_proj, self.b_proj = (linear(width, options.num_heads) for _ in range(2))
         self.g_proj, self.o_proj = linear(width, inner), linear(inner, width)
         self.q_conv1d, self.k_conv1d, self.v_conv1d = (
-            Filter(size, size, config.conv_width, groups=size, bias=False)
+            Filter(size, size, options.conv_width, groups=size, bias=False)
             for size in (keys, keys, inner)
         )
-        self.o_norm = HeadNorm(config.value_width, eps=config.norm_eps)
-        self.A_log = nn.Parameter(torch.zeros(config.num_heads))
-        self.dt_bias = nn.Parameter(torch.zeros(config.num_heads))
+        self.o_norm = HeadNorm(options.value_width, eps=config.norm_eps)
+        self.A_log = nn.Parameter(torch.zeros(options.num_heads))
+        self.dt_bias = nn.Parameter(torch.zeros(options.num_heads))
 
     def forward(
         self,
@@ -116,9 +122,10 @@ class LoopedFFN(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.d_model, config.d_ffn, bias=False)
-        self.up_proj = nn.Linear(config.d_model, config.d_ffn, bias=False)
-        self.down_proj = nn.Linear(config.d_ffn, config.d_model, bias=False)
+        d_ffn = config.options[FFN].d_ffn
+        self.gate_proj = nn.Linear(config.d_model, d_ffn, bias=False)
+        self.up_proj = nn.Linear(config.d_model, d_ffn, bias=False)
+        self.down_proj = nn.Linear(d_ffn, config.d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """The update to the residual."""
@@ -144,18 +151,17 @@ class LoopedLayer(nn.Module):
         residual: Tensor,
         sublayer: Sublayer,
         attention_mask: Tensor | None = None,
-        state: LinearState | None = None,
-    ) -> tuple[Tensor, LinearState | None]:
-        """The residual after one of the two, and the state for the mixer to go on from.
+        state: State | None = None,
+    ) -> Output:
+        """Run a sublayer on the normalised residual.
 
-        All of an occurrence is in one call: with the layers on several devices, what enters a layer
-        is moved to where the layer is.
+        With the layers on several devices, `accelerate` moves the arguments of this call to the
+        device of the layer.
         """
         if sublayer == "ffn":
-            return residual + self.ffn(self.ffn_norm(residual)), None
+            return Output(self.ffn(self.ffn_norm(residual)))
         x = self.attn_norm(residual)
-        update, state = self.mixer(x, attention_mask=attention_mask, state=state)
-        return residual + update, state
+        return Output(*self.mixer(x, attention_mask=attention_mask, state=state))
 
 
 class NoLoopLayer(LoopedLayer):
@@ -222,12 +228,40 @@ class LoopedPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.RMSNorm):
             nn.init.ones_(module.weight)
         elif isinstance(module, LoopedMixer):
-            nn.init.uniform_(module.A_log, 1e-3, 16.0)
-            module.A_log.data.log_()
-            step = torch.empty_like(module.dt_bias).uniform_(-6.9, -2.3).exp()
-            module.dt_bias.data.copy_(step + torch.log(-torch.expm1(-step)))
+            draws = Draws("transformers", int(torch.randint(2**62, ())))
+            for parameter, draw in (
+                (module.A_log, draw_log_rates),
+                (module.dt_bias, draw_step_biases),
+            ):
+                parameter.data.copy_(torch.from_numpy(draw(len(parameter), draws)))
         elif isinstance(module, LoopedModel) and module.residual_weight is not None:
             nn.init.zeros_(module.residual_weight)
+
+
+class ReleasedResidual:
+    """The learned residual around a pass; its weights are a parameter of the model itself."""
+
+    def __init__(self, model: "LoopedModel", passes: Passes) -> None:
+        self._model, self.passes = model, passes
+
+    def start(self, embedded: Tensor) -> None:
+        """Nothing is kept from before the first occurrence."""
+
+    def open(
+        self, residual: Tensor, kept: Tensor | None, occurrence: Occurrence
+    ) -> tuple[Tensor, Tensor]:
+        """Keep the residual that enters the pass."""
+        return residual, residual
+
+    def close(
+        self, residual: Tensor, kept: Tensor | None, occurrence: Occurrence
+    ) -> tuple[Tensor, Losses | None]:
+        """Add a learned share of the residual that entered the pass."""
+        weights = self._model.residual_weight
+        assert weights is not None
+        assert kept is not None
+        weight = weights[occurrence.pass_index].to(residual.device)
+        return residual + weight * kept.to(residual.device), None
 
 
 class LoopedModel(LoopedPreTrainedModel):
@@ -245,18 +279,15 @@ class LoopedModel(LoopedPreTrainedModel):
         layers = nn.ModuleList(self.layer_class(ours) for _ in range(ours.num_layers))
         self.layers = cast(Sequence[LoopedLayer], layers)
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self._table = (_passes(ours),)  # in a tuple, so that its weights are not a second set
-        rows = None if self._passes is None else len(self._passes.weight)
-        self.residual_weight = (
-            None if rows is None else nn.Parameter(torch.zeros(rows, config.hidden_size))
-        )
+        self.residual_weight: nn.Parameter | None = None
+        if (rule := ours.pass_rules().get(RESIDUAL)) is not None:
+            passes = Passes.round_unit(rule.unit, self.schedule)
+            self.residual_weight = nn.Parameter(torch.zeros(passes.num_passes, config.hidden_size))
+            self.rules = (ReleasedResidual(self, passes),)
         self.gradient_checkpointing = False
         self.post_init()
 
-    @property
-    def _passes(self) -> PassResidualTable | None:
-        (table,) = self._table
-        return table
+    rules: tuple[ReleasedResidual, ...] = ()
 
     def get_input_embeddings(self) -> nn.Module:
         """The embedding."""
@@ -293,26 +324,25 @@ class LoopedModel(LoopedPreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = Cache(layers=[LinearAttentionLayer() for _ in self.mixer_occurrences])
         seen: list[Tensor] = []
-        before_pass = residual
-        state_at = 0
-        for occurrence in self.schedule:
+        caches = {
+            occurrence: _layer(past_key_values, number)
+            for number, occurrence in enumerate(self.mixer_occurrences)
+        }
+
+        def run(occurrence: Occurrence, x: Tensor, _: State | None) -> Output:
             if output_hidden_states:
-                seen.append(residual)
-            if self._passes is not None and self._passes.opens(occurrence):
-                before_pass = residual
+                seen.append(x)
             layer = self.layers[occurrence.layer]
             if occurrence.sublayer == "ffn":
-                residual, _ = self._run(partial(layer, sublayer="ffn"), residual)
-            else:
-                cache = _layer(past_key_values, state_at)
-                run = partial(layer, sublayer="mixer", attention_mask=mask, state=_state(cache))
-                residual, state = self._run(run, residual)
-                if cache is not None and use_cache:
-                    _remember(cache, state)
-                state_at += 1
-            if self._passes is not None and self._passes.closes(occurrence):
-                residual = self._after_pass(occurrence, residual, before_pass)
-        residual = self.norm(residual)
+                return self._run(partial(layer, sublayer="ffn"), x)
+            cache = caches[occurrence]
+            mixer = partial(layer, sublayer="mixer", attention_mask=mask, state=_state(cache))
+            output = self._run(mixer, x)
+            if cache is not None and use_cache:
+                _remember(cache, output.state)
+            return output
+
+        residual = self.norm(walk(run, residual, self.schedule, rules=self.rules).residual)
         if output_hidden_states:
             seen.append(residual)
         result = BaseModelOutputWithPast(
@@ -328,12 +358,6 @@ class LoopedModel(LoopedPreTrainedModel):
         if self.gradient_checkpointing and self.training:
             return self._gradient_checkpointing_func(function, residual)
         return function(residual)
-
-    def _after_pass(self, occurrence: Occurrence, residual: Tensor, before_pass: Tensor) -> Tensor:
-        """With what the learned residual adds."""
-        assert self.residual_weight is not None
-        weight = self.residual_weight[occurrence.pass_index].to(residual.device)
-        return residual + weight * before_pass.to(residual.device)
 
 
 class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
@@ -526,15 +550,6 @@ def _remember(cache: LinearAttentionLayer, state: LinearState) -> None:
     memory, history = state
     cache.update_conv_state(history.transpose(1, 2))
     cache.update_recurrent_state(memory)
-
-
-def _passes(config: ModelConfig) -> PassResidualTable | None:
-    """Which passes a learned residual goes round; its weights are the model's own parameter."""
-    if config.residual_unit() is None:
-        return None
-    from mixerloop.model.initialization import meta_model
-
-    return meta_model(config, form="torch").pass_residual
 
 
 def _form(device: str) -> Form:

@@ -3,26 +3,32 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mixerloop.config import Form, ModelConfig
-from mixerloop.model.sublayer import Cost
+from mixerloop.config import Form
+from mixerloop.kinds import SwiGLUOptions
+from mixerloop.model.sublayer import Cost, FFNModule, Output, Place, State
+from mixerloop.ops.native_library import row_form
 from mixerloop.ops.swiglu import swiglu
 
 
-class SwiGLU(nn.Module):
+class SwiGLU(FFNModule):
     """down(silu(gate x) * up x), with gate and up in one matrix."""
 
-    def __init__(self, config: ModelConfig, *, form: Form) -> None:
+    def __init__(self, options: SwiGLUOptions, place: Place) -> None:
         super().__init__()
-        self.form: Form = form
-        self.gate_up_proj = nn.Linear(config.d_model, 2 * config.d_ffn, bias=False)
-        self.down_proj = nn.Linear(config.d_ffn, config.d_model, bias=False)
+        self.form: Form = place.form
+        self.gate_up_proj = nn.Linear(place.d_model, 2 * options.d_ffn, bias=False)
+        self.down_proj = nn.Linear(options.d_ffn, place.d_model, bias=False)
 
-    def forward(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq d_model"]:
-        """The update to the residual."""
-        return self.down_proj(swiglu(self.gate_up_proj(x), form=self.form))
+    def forward(self, x: Float[Tensor, "batch seq d_model"], state: State | None = None) -> Output:
+        """Each token by itself."""
+        return Output(self.down_proj(swiglu(self.gate_up_proj(x), form=self.form)))
 
-    def cost(self) -> Cost:
-        """Three matrices; nothing is remembered."""
+    def cost(self, prefix_tokens: int) -> Cost:
+        """Three matrices, whatever came before."""
         return Cost(
             projection_macs=self.gate_up_proj.weight.numel() + self.down_proj.weight.numel()
         )
+
+    def forms(self) -> dict[str, Form]:
+        """SwiGLU has a native form and torch's."""
+        return {"swiglu": row_form(self.form)}

@@ -8,14 +8,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mixerloop import draws as exact
-from mixerloop.config import Form, ModelConfig
+from mixerloop.config import Form
 from mixerloop.draws import Draws
+from mixerloop.kinds import GatedDeltaNetOptions
 from mixerloop.model.norm import RMSNorm
-from mixerloop.model.sublayer import Cost, MixerState
+from mixerloop.model.sublayer import WEIGHT_STD, Cost, MixerModule, Output, Place, State
 from mixerloop.ops.gated_delta_mixing import (
     MixingWeights,
     Projected,
     gated_delta_mixing,
+    is_fused,
     mixing_without_context,
 )
 
@@ -31,30 +33,28 @@ class GatedDeltaNetState(NamedTuple):
     conv_history: Float[Tensor, "batch width-1 channels"]
 
 
-class GatedDeltaNet(nn.Module):
+class GatedDeltaNet(MixerModule):
     """Projections, short convolution, gated delta rule, gated output norm, projection."""
 
-    def __init__(self, config: ModelConfig, *, form: Form) -> None:
+    def __init__(self, options: GatedDeltaNetOptions, place: Place) -> None:
         super().__init__()
-        self.num_heads, self.d_head = config.num_heads, config.d_head
-        self.form: Form = form
-        self.d_value, self.largest_write = config.value_width, config.largest_write
-        d_inner = config.num_heads * self.d_value
-        channels = 2 * config.num_heads * config.d_head + d_inner
-        self.qkv_proj = nn.Linear(config.d_model, channels, bias=False)
-        self.qkv_conv = nn.Parameter(torch.empty(channels, config.conv_width))
-        self.decay_proj = nn.Linear(config.d_model, config.num_heads, bias=False)
-        self.write_proj = nn.Linear(config.d_model, config.num_heads, bias=False)
-        self.gate_proj = nn.Linear(config.d_model, d_inner, bias=False)
-        self.output_proj = nn.Linear(d_inner, config.d_model, bias=False)
-        self.output_norm = RMSNorm(self.d_value, config.norm_eps, form=form)
-        self.A_log = nn.Parameter(torch.empty(config.num_heads))
-        self.dt_bias = nn.Parameter(torch.empty(config.num_heads))
+        self.num_heads, self.d_head = options.num_heads, options.d_head
+        self.form: Form = place.form
+        self.d_value, self.largest_write = options.value_width, options.largest_write
+        d_inner = options.num_heads * self.d_value
+        channels = 2 * options.num_heads * options.d_head + d_inner
+        self.qkv_proj = nn.Linear(place.d_model, channels, bias=False)
+        self.qkv_conv = nn.Parameter(torch.empty(channels, options.conv_width))
+        self.decay_proj = nn.Linear(place.d_model, options.num_heads, bias=False)
+        self.write_proj = nn.Linear(place.d_model, options.num_heads, bias=False)
+        self.gate_proj = nn.Linear(place.d_model, d_inner, bias=False)
+        self.output_proj = nn.Linear(d_inner, place.d_model, bias=False)
+        self.output_norm = RMSNorm(self.d_value, place.norm_eps, form=place.form)
+        self.A_log = nn.Parameter(torch.empty(options.num_heads))
+        self.dt_bias = nn.Parameter(torch.empty(options.num_heads))
 
-    def forward(
-        self, x: Float[Tensor, "batch seq d_model"], state: MixerState | None = None
-    ) -> tuple[Float[Tensor, "batch seq d_model"], GatedDeltaNetState]:
-        """The update to the residual, and the state to go on from."""
+    def forward(self, x: Float[Tensor, "batch seq d_model"], state: State | None = None) -> Output:
+        """Mix tokens with those before them."""
         memory, conv_history = (None, None) if state is None else state
         mixed, memory, conv_history = gated_delta_mixing(
             self._projected(x),
@@ -65,7 +65,7 @@ class GatedDeltaNet(nn.Module):
             memory=memory,
             conv_history=conv_history,
         )
-        return self.output_proj(mixed), GatedDeltaNetState(memory, conv_history)
+        return Output(self.output_proj(mixed), GatedDeltaNetState(memory, conv_history))
 
     def context_off(
         self, x: Float[Tensor, "batch seq d_model"]
@@ -93,17 +93,15 @@ class GatedDeltaNet(nn.Module):
         )
 
     def draw(self, name: str, draws: Draws) -> np.ndarray | None:
-        """Decay rates and time steps, spread as Mamba spread them."""
+        """The filters like any matrix; decay rates and time steps spread as in Mamba."""
+        if name == "qkv_conv":
+            return WEIGHT_STD * draws.normals(self.qkv_conv.numel()).reshape(self.qkv_conv.shape)
         if name == "A_log":
-            return exact.log(LARGEST_RATE * draws.uniforms(self.num_heads))
-        if name == "dt_bias":
-            low, high = exact.log(np.array(STEP_RANGE))
-            step = exact.exp(low + (high - low) * draws.uniforms(self.num_heads))
-            return _inverse_softplus(step)
-        return None
+            return draw_log_rates(self.num_heads, draws)
+        return draw_step_biases(self.num_heads, draws) if name == "dt_bias" else None
 
-    def cost(self) -> Cost:
-        """Per token and head the rule reads the memory, corrects it, and reads it again."""
+    def cost(self, prefix_tokens: int) -> Cost:
+        """Per token and head the rule reads the memory, corrects the memory, and reads again."""
         weights = (
             *(self.qkv_proj.weight, self.qkv_conv, self.decay_proj.weight),
             *(self.write_proj.weight, self.gate_proj.weight, self.output_proj.weight),
@@ -114,6 +112,12 @@ class GatedDeltaNet(nn.Module):
             recurrence_macs=3 * state.memory.numel(),
             state_bytes=sum(tensor.nbytes for tensor in state),
         )
+
+    def forms(self) -> dict[str, Form]:
+        """The whole mixing as one native operator, or the rule alone in some form."""
+        if is_fused(self._weights(), largest_write=self.largest_write, form=self.form):
+            return {"gated_delta_mixing": "native"}
+        return {"gated_delta_mixing": "torch", "gated_delta_rule": self.form}
 
     def _projected(self, x: Tensor) -> Projected:
         return Projected(
@@ -130,6 +134,17 @@ class GatedDeltaNet(nn.Module):
             dt_bias=self.dt_bias,
             norm=self.output_norm.weight,
         )
+
+
+def draw_log_rates(num_heads: int, draws: Draws) -> np.ndarray:
+    """A_log of fresh heads: decay rates are uniform from 0 on."""
+    return exact.log(LARGEST_RATE * draws.uniforms(num_heads))
+
+
+def draw_step_biases(num_heads: int, draws: Draws) -> np.ndarray:
+    """dt_bias of fresh heads: the logarithms of time steps are uniform."""
+    low, high = exact.log(np.array(STEP_RANGE))
+    return _inverse_softplus(exact.exp(low + (high - low) * draws.uniforms(num_heads)))
 
 
 def _inverse_softplus(step: np.ndarray) -> np.ndarray:

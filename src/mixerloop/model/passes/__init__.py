@@ -1,1 +1,123 @@
-"""Pass rules: what happens where a pass of a loop begins and ends."""
+"""Pass rules: what happens where a pass of a loop begins and ends.
+
+A pass goes round a unit: a mixer, an ffn, a layer's mixer and ffn, or the layers that the schedule
+repeats. A pass rule may change the residual at both ends of a pass, keep a tensor in between, and
+add losses. It must treat every token alone.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mixerloop.kinds import Kind, register
+from mixerloop.model.sublayer import Losses, SublayerModule
+from mixerloop.schedule import (
+    BLOCK,
+    Occurrence,
+    Schedule,
+    Sublayer,
+    Unit,
+    looped_layers,
+    num_passes_of,
+)
+
+Class = TypeVar("Class", bound=type)
+Residual = Float[Tensor, "batch seq d_model"]
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Where passes round a unit begin and end.
+
+    This follows from addresses alone, so it holds under any schedule and in any part of one.
+    """
+
+    first: tuple[Sublayer, int | None]
+    """The sublayer and, if it must be a certain one, the layer that a pass begins with."""
+    last: tuple[Sublayer, int | None]
+    num_passes: int
+    """Passes of the schedule that the model was made for."""
+
+    @classmethod
+    def round_unit(cls, unit: Unit, schedule: Schedule) -> "Passes":
+        """The passes round a unit; a stack is the layers that the schedule repeats."""
+        first, last = BLOCK if unit in ("block", "stack") else (unit, unit)
+        layers = looped_layers(schedule)
+        only_first, only_last = (layers.start, layers.stop - 1) if unit == "stack" else (None, None)
+        return cls((first, only_first), (last, only_last), num_passes_of(schedule))
+
+    def opens(self, occurrence: Occurrence) -> bool:
+        """Whether a pass begins with this occurrence."""
+        sublayer, layer = self.first
+        return occurrence.sublayer == sublayer and layer in (None, occurrence.layer)
+
+    def closes(self, occurrence: Occurrence) -> bool:
+        """Whether a pass ends with this occurrence."""
+        sublayer, layer = self.last
+        return occurrence.sublayer == sublayer and layer in (None, occurrence.layer)
+
+
+class PassHooks(Protocol):
+    """What the walk asks of a pass rule."""
+
+    @property
+    def passes(self) -> Passes:
+        """Where passes begin and end."""
+        ...
+
+    def start(self, embedded: Residual) -> Residual | None:
+        """The tensor to keep from before the first occurrence, if any."""
+        ...
+
+    def open(
+        self, residual: Residual, kept: Residual | None, occurrence: Occurrence
+    ) -> tuple[Residual, Residual | None]:
+        """The residual that enters a pass, and the tensor to keep until the pass ends."""
+        ...
+
+    def close(
+        self, residual: Residual, kept: Residual | None, occurrence: Occurrence
+    ) -> tuple[Residual, Losses | None]:
+        """The residual after a pass, and losses."""
+        ...
+
+
+class PassRule(nn.Module, ABC):
+    """Something between passes. A class is made with the options of its kind, `Passes` and d_model.
+
+    It has the methods of `PassHooks`; unless overridden, nothing is kept and nothing happens before
+    a pass. `draw` gives initial values, as in every sublayer.
+    """
+
+    def __init__(self, passes: Passes) -> None:
+        super().__init__()
+        self.passes = passes
+
+    def start(self, embedded: Residual) -> Residual | None:  # noqa: D102
+        return None
+
+    def open(  # noqa: D102
+        self, residual: Residual, kept: Residual | None, occurrence: Occurrence
+    ) -> tuple[Residual, Residual | None]:
+        return residual, kept
+
+    @abstractmethod
+    def close(  # noqa: D102
+        self, residual: Residual, kept: Residual | None, occurrence: Occurrence
+    ) -> tuple[Residual, Losses | None]: ...
+
+    draw = SublayerModule.draw
+
+
+def pass_rule_kind(name: str, options: type[Any]) -> Callable[[Class], Class]:
+    """Register a class as a kind of pass rule, from a file of your own."""
+
+    def decorate(cls: Class) -> Class:
+        register(Kind(name, "pass rule", options, cls))
+        return cls
+
+    return decorate

@@ -1,51 +1,44 @@
 """The learned residual around a pass: after pass t, h <- h + w[t] * (h before the pass).
 
-The released weights have one, zero at the start, that the paper does not mention. One table serves
-all layers. What a pass is follows from addresses alone, so it holds under any schedule and any part
-of one.
+The released weights have such a residual, zero at the start, that the paper does not mention. One
+table of weights serves all layers.
 """
 
+import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-from mixerloop.schedule import BLOCK, Occurrence, Schedule, Unit, looped_layers, num_passes_of
+from mixerloop.draws import Draws
+from mixerloop.kinds import PassResidualOptions
+from mixerloop.model.passes import Passes, PassRule, Residual
+from mixerloop.model.sublayer import Losses
+from mixerloop.schedule import Occurrence
 
 
-class PassResidualTable(nn.Module):
-    """One row of weights per pass round a unit: a mixer, an ffn, a layer's block, or a stack.
+class PassResidual(PassRule):
+    """One row of weights for each pass."""
 
-    A stack is the layers that `schedule` repeats: all of them in a full loop, the core of a loop
-    with a prelude and a coda.
-    """
+    def __init__(self, options: PassResidualOptions, passes: Passes, d_model: int) -> None:
+        super().__init__(passes)
+        self.weight = nn.Parameter(torch.empty(passes.num_passes, d_model))
 
-    def __init__(self, *, unit: Unit, schedule: Schedule, d_model: int) -> None:
-        super().__init__()
-        first, last = BLOCK if unit in ("block", "stack") else (unit, unit)
-        layers = looped_layers(schedule)
-        self._opening = (first, layers.start if unit == "stack" else None)
-        self._closing = (last, layers.stop - 1 if unit == "stack" else None)
-        self.weight = nn.Parameter(torch.empty(num_passes_of(schedule), d_model))
+    def open(
+        self, residual: Residual, kept: Residual | None, occurrence: Occurrence
+    ) -> tuple[Residual, Residual]:
+        """Keep the residual that enters the pass."""
+        return residual, residual
 
-    def opens(self, occurrence: Occurrence) -> bool:
-        """Whether a pass begins with this occurrence."""
-        return _is_at(occurrence, *self._opening)
-
-    def closes(self, occurrence: Occurrence) -> bool:
-        """Whether a pass ends with this occurrence."""
-        return _is_at(occurrence, *self._closing)
-
-    def forward(
-        self, occurrence: Occurrence, before_pass: Float[Tensor, "batch seq d_model"] | None
-    ) -> Float[Tensor, "batch seq d_model"]:
-        """What the pass that ends here adds to the residual."""
-        if before_pass is None:
-            raise ValueError(f"{occurrence} ends a pass that began earlier; give before_pass")
+    def close(
+        self, residual: Residual, kept: Residual | None, occurrence: Occurrence
+    ) -> tuple[Residual, Losses | None]:
+        """Add a learned share of the residual that entered the pass."""
+        if kept is None:
+            raise ValueError(f"{occurrence} ends a pass that began earlier; give `kept`")
         if occurrence.pass_index >= len(self.weight):
             rows = len(self.weight)
             raise ValueError(f"{occurrence}: pass_residual was learned for {rows} passes")
-        return self.weight[occurrence.pass_index] * before_pass
+        return residual + self.weight[occurrence.pass_index] * kept, None
 
-
-def _is_at(occurrence: Occurrence, sublayer: str, layer: int | None) -> bool:
-    return occurrence.sublayer == sublayer and layer in (None, occurrence.layer)
+    def draw(self, name: str, draws: Draws) -> np.ndarray:
+        """Nothing is added at the start."""
+        return np.zeros(self.weight.shape)

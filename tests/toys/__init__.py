@@ -1,0 +1,1 @@
+"""Toy kinds, each in one file: importing a file registers its kind."""
