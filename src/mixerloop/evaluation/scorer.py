@@ -1,7 +1,7 @@
 """What evaluation asks of a language model, and nothing more."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -24,6 +24,7 @@ class TokenScores(NamedTuple):
     """The token the model finds most likely in that place, int64 [scored]."""
 
 
+@runtime_checkable
 class Scorer(Protocol):
     """A causal language model: token ids in, each scored token's loss and argmax out."""
 
