@@ -1,6 +1,6 @@
 """Options written as words, such as `["--vocab-size", "2048"]`, read strictly into a dataclass.
 
-Study files name the data of a part in the words of `mixerloop data prepare`.
+Study files name the data of a part by the arguments of `mixerloop data prepare`.
 """
 
 import dataclasses
@@ -13,13 +13,13 @@ from mixerloop.parsing import suggest
 
 T = TypeVar("T")
 POSITIONAL = "positional"
-"""Key of a field's metadata: the words without an option in front belong to this field."""
+"""Key in a field's metadata: the field takes the words that follow no option."""
 
 
 def from_words(cls: type[T], words: Sequence[str]) -> T:
     """Build a dataclass from words; an unknown option or a wrong value is an error.
 
-    An option is followed by its value, or by any number of values where the field is a tuple.
+    An option is followed by a value, or by any number of values if its field is a tuple.
     """
     fields = {_option(field): field for field in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType]
     hints = get_type_hints(cls)

@@ -90,7 +90,7 @@ def restore(folder: Path, model: LoopedLM, optimizer: Optimizer) -> Position:
         stored = reader.read_metadata().state_dict_metadata.keys()
         for name, parameter in model.named_parameters():
             if any(f"{moment}.{name}" in stored for moment in MOMENTS):
-                # A stored count belongs to a weight whose first gradient came late: load() reads it.
+                # load() reads a stored count: that of a weight whose first gradient came late
                 steps = -1.0 if f"{STEPS}.{name}" in stored else float(position.step)
                 optimizer.state[parameter] = {
                     STEPS: torch.tensor(steps, device=parameter.device),
