@@ -42,7 +42,7 @@ BUDGETS = ("steps", "tokens", "flops", "seconds")
 Tables = dict[str, dict[str, Any]]
 """The sections of a config with their keys, as read from TOML."""
 
-LARGEST_NUMBER = 1e30  # more operations than anyone will spend on one run
+LARGEST_NUMBER = 1e30  # more operations than any run can spend
 STACK_ROLES: dict[Literal["mixer", "ffn"], tuple[str, ...]] = {
     "mixer": ("gated_delta_net",),
     "ffn": ("swiglu",),
@@ -340,7 +340,7 @@ class TrainConfig:
     weight_decay: float = 0.1
     """Decay of matrices, filters and the embedding."""
     clip_norm: float = 1.0
-    """Largest norm of the gradient; longer ones are scaled down to it."""
+    """Largest norm of the gradient; a larger gradient is scaled down to it."""
     compute_dtype: ComputeDtypeChoice = "auto"
     """Type of the projections; weights, decays, norms and sums stay float32. auto is settled when
     a run begins."""

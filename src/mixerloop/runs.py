@@ -52,8 +52,8 @@ def results_folder(path: Path) -> Path:
         raise ValueError(f"{path}: a checkpoint outside a run; name a folder for its results")
     if not (path / CONTENTS).exists():
         return path / RESULTS
-    here = path.resolve()
-    return here.parent.parent / RESULTS / here.name
+    checkpoint = path.resolve()
+    return checkpoint.parent.parent / RESULTS / checkpoint.name
 
 
 def is_checkpoint_outside_run(path: Path) -> bool:

@@ -20,7 +20,7 @@ PREFETCHED_BATCHES = 4
 
 @dataclass(frozen=True)
 class Batch:
-    """One rank's part of one step's batch."""
+    """The part of a step's batch that one rank trains on."""
 
     step: int
     inputs: np.ndarray
@@ -55,9 +55,9 @@ class Batches:
         epochs = samples // size
         indices = np.empty(self.global_batch, dtype=np.int64)
         for epoch in np.unique(epochs):
-            here = epochs == epoch
+            in_epoch = epochs == epoch
             order = Permutation(size, seed=self.seed, epoch=int(epoch))
-            indices[here] = order(samples[here] % size)
+            indices[in_epoch] = order(samples[in_epoch] % size)
         return indices
 
     def read(self, step: int) -> Batch:

@@ -46,7 +46,7 @@ EXCLUDED = "excluded.docs"
 SMALLEST_PIECE, LARGEST_PIECE = 2**20, 2**26  # characters of text in a shard
 PIECES = 64  # the number of pieces to aim for, within those bounds
 SAMPLE_CHARACTERS = 2**24  # of training text for a tokenizer
-WORD_MARK = "\u2581"  # SentencePiece's own sign for a space, which it cannot tell from one
+WORD_MARK = "\u2581"  # SentencePiece's sign for a space; it cannot tell this character from a space
 
 Progress = Callable[[str, int, int], None]
 """A function that is called with the name of the work, the units done, and all units."""
@@ -59,7 +59,7 @@ class Settings:
     held_out_share: float | None = None
     """Share of documents held out by their hash, where files do not decide."""
     vocab_size: int | None = None
-    """Size of the tokenizer to train, where none is given."""
+    """Size of the tokenizer to train; None if the caller gives a tokenizer."""
 
     def __post_init__(self) -> None:
         """Reject shares and sizes outside their range."""

@@ -32,7 +32,7 @@ OPEN_SHARDS = 256  # a memory map uses a file handle, and a process may have abo
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One file of tokens and its documents."""
+    """The counts and hashes of a file of tokens and of its index of documents."""
 
     name: str
     tokens: int
@@ -134,7 +134,7 @@ def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
 
 
 class TokenSplit:
-    """One split of a prepared folder, read as one array."""
+    """A split of a prepared folder, read as if it were one array."""
 
     def __init__(self, folder: Path, split: Split) -> None:
         self.folder, self.split = folder, split

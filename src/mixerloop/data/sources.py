@@ -27,7 +27,7 @@ NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a source."""
+    """A file of a source, with the name and the split of its documents."""
 
     path: Path
     name: str

@@ -22,7 +22,7 @@ class Budget:
         return seconds >= self._seconds
 
     def warmup_steps(self, wanted: int, total_steps: float) -> float:
-        """The updates of the warm-up; a warm-up that does not fit the budget is cut to half of it."""
+        """The updates of the warm-up, cut to half of a budget that is too short for `wanted`."""
         if self.steps is not None and wanted <= self.steps:
             return wanted
         return min(wanted, total_steps / 2)

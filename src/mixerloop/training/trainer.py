@@ -51,7 +51,7 @@ class Outcome:
     step: int
     finished: bool
     stopped_by: int | None
-    """The signal that ended the session early, on a rank that received one."""
+    """The signal that ended the session early; None on a rank that received no signal."""
     checkpoint: Path
 
 

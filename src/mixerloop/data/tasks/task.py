@@ -103,7 +103,7 @@ class Task(ABC, Generic[Settings]):
 
     @abstractmethod
     def written(self, tokens: Int[np.ndarray, " tokens"]) -> str:
-        """One sequence as text for people."""
+        """A sequence as text for people."""
 
     def read(self, indices: Int[np.ndarray, " windows"]) -> Labelled:
         """Sequences without their last token; labels at the answers only."""
