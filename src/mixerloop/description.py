@@ -1,4 +1,4 @@
-"""`describe`: what a size and its schedules cost, beside the paper's own figures."""
+"""`describe`: the cost of a size under each schedule, beside the paper's figures."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -27,16 +27,16 @@ class Description:
     """Parameters, compute, state and activations of a model under several schedules."""
 
     size: str
-    """The preset, config file or folder that was named."""
+    """The preset, config file or folder, as the caller named it."""
     schedule: str
     """The model's own schedule, in notation."""
     model: ModelAccount
     schedules: dict[str, Schedule]
-    """The five named loops, those that were added, and the model's own."""
+    """The five named loops, the added schedules, and the model's own schedule."""
     accounts: dict[str, ScheduleAccount]
-    """By the same names."""
+    """The cost of each schedule, by the names in `schedules`."""
     paper: PaperCost | None
-    """What the paper prints for this size."""
+    """The paper's figures for this size; None if the paper has no such size."""
 
     def to_json(self) -> dict[str, Any]:
         """What `mixerloop describe --json` prints; the paper's figures are strings."""

@@ -9,20 +9,20 @@ import hashlib
 
 import numpy as np
 
-BLOCK = 2**13  # numbers that are worked on at a time, so that they stay in cache
+BLOCK = 2**13  # numbers per block, so that a block stays in the CPU's cache
 LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # their sum is ln 2
 LOG_TERMS, EXP_TERMS = 12, 15  # enough for float64 over the reduced ranges below
 
 
 class Draws:
-    """The stream of random numbers that some names address, from its beginning."""
+    """A stream of random numbers; equal names give equal streams."""
 
     def __init__(self, *names: object) -> None:
         digest = hashlib.sha256("/".join(map(str, names)).encode()).digest()
         self._generator = np.random.Philox(key=int.from_bytes(digest[:16], "little"))
 
     def uniforms(self, num: int) -> np.ndarray:
-        """The next `num` numbers between 0 and 1, neither of which occurs."""
+        """The next `num` numbers between 0 and 1, excluding both."""
         return ((self._generator.random_raw(num) >> np.uint64(12)) + 0.5) * 2.0**-52
 
     def normals(self, num: int) -> np.ndarray:
@@ -38,7 +38,9 @@ def normal_quantile(p: np.ndarray) -> np.ndarray:
     """The inverse of the normal distribution function, to about 1e-15 (Wichura 1988, AS 241)."""
     from_middle = p - 0.5
     x = from_middle * _ratio(CENTRAL * CENTRAL - from_middle * from_middle, *IN_THE_CENTRE)
-    tails = np.flatnonzero(np.abs(from_middle) > CENTRAL)  # the formula above does not hold there
+    tails = np.flatnonzero(
+        np.abs(from_middle) > CENTRAL
+    )  # the formula above is not valid in the tails
     p, is_lower = p[tails], from_middle[tails] < 0
     depth = np.sqrt(-log(np.where(is_lower, p, 1 - p)))
     size = _ratio(depth - NEAR, *IN_THE_TAIL)
@@ -83,7 +85,7 @@ def _ratio(
 
 
 CENTRAL, NEAR, FAR = 0.425, 1.6, 5.0
-"""Borders between the approximations: of |p - 1/2|, and of the root of -log p."""
+"""Limits between the approximations: of |p - 1/2|, and of the square root of -log p."""
 IN_THE_CENTRE = (
     (
         *(3.3871328727963666080, 1.3314166789178437745e2, 1.9715909503065514427e3),

@@ -1,4 +1,4 @@
-"""`inspect_installation`: what this machine and this installation have, and what is missing."""
+"""`inspect_installation`: facts about this machine and this installation."""
 
 import importlib.util
 import shutil
@@ -19,17 +19,17 @@ EXTRAS = {
     "wandb": "train.wandb",
     "ray": "mixerloop study --engine ray",
 }
-"""Optional packages, and what needs them."""
+"""Optional packages, and the features that need them."""
 KNOWN_RUNTIMES = ("libgomp", "libomp", "libiomp")
-"""OpenMP runtimes whose waiting threads can be told to sleep."""
+"""OpenMP runtimes with a setting that makes waiting threads sleep."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Installation:
-    """What decides which code runs here, and how fast."""
+    """Facts about the machine and its packages that decide which code runs, and how fast."""
 
     torch: str
-    """Its version."""
+    """The version of torch."""
     threads: int
     cuda: bool
     machine: dict[str, Any]
@@ -38,12 +38,12 @@ class Installation:
     compute_dtype: ComputeDtype
     """The compute type that `auto` chooses."""
     bfloat16_speedup: float
-    """How many times as fast a matrix product is in bfloat16 as in float32."""
+    """The speed of a matrix product in bfloat16 over its speed in float32."""
     openmp: list[str]
-    """OpenMP runtimes in this process."""
+    """The OpenMP runtimes that this process has loaded."""
     native_kernel: bool
     instruction_set: str | None
-    """Of the native kernel."""
+    """The instruction set of the native kernel; None without the kernel."""
     torch_threads: bool
     """Whether the native kernel runs on torch's threads."""
     compiler: str | None
@@ -56,7 +56,7 @@ class Installation:
 
 
 def inspect_installation() -> Installation:
-    """Look at the machine, torch, the native kernel and the optional packages."""
+    """Inspect the machine, torch, the native kernel and the optional packages."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     compiled = native_library.library() is not None
     return Installation(
@@ -77,7 +77,7 @@ def inspect_installation() -> Installation:
 
 
 def installation_text(here: Installation) -> str:
-    """What there is, and what is missing with its cost."""
+    """Lines about the machine and the packages, with the cost of each missing package."""
     facts = here.machine
     lines = [
         f"{facts['processor']}, {facts['cores']} cores; torch {here.torch}, "
@@ -112,7 +112,7 @@ def _kernel_lines(here: Installation) -> list[str]:
 
 
 def _waiting_lines(waiting: dict[str, str], runtimes: list[str]) -> list[str]:
-    """How threads wait, which decides the speed beside other programs."""
+    """Lines about how threads wait, which decides the speed while other programs run."""
     said = ", ".join(f"{name}={value}" for name, value in waiting.items()) or "as the runtime likes"
     lines = [f"waiting threads: {said} ({', '.join(runtimes) or 'no OpenMP runtime seen'})"]
     if not any(name.startswith(KNOWN_RUNTIMES) for name in runtimes):

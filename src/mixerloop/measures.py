@@ -20,7 +20,7 @@ class Score:
     """A number that architectures are compared by: how it is named, printed and ordered."""
 
     name: str
-    """In comparisons. CORE's scores add the version of the random baselines, as in `core_v1`."""
+    """The name in comparisons. CORE's scores add the version of the baselines, as in `core_v1`."""
     title: str
     scale: int = 1
     """Printed scores are multiplied by this factor."""
@@ -33,12 +33,12 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """A kind of result."""
+    """A named kind of result: its type, its files, and how it is measured and compared."""
 
     name: str
-    """In study files; the result file is NAME.json."""
+    """The name in study files; the result file is NAME.json."""
     label: str
-    """In sentences about the measure."""
+    """The name in sentences about the measure."""
     result: str
     """The result type, a dataclass derived from `mixerloop.results.Result`."""
     take: str
@@ -52,7 +52,7 @@ class Measure:
     """The function that reads those scores for comparisons, `evaluation.units.ReadUnits`; None for
     a measure that is not compared."""
     scores: tuple[Score, ...] = ()
-    """What `units` scores."""
+    """The scores that `units` returns."""
     warn_if_unmeasured: bool = False
     """Whether a comparison mentions the measure even if no run has a result of it."""
 
@@ -62,12 +62,12 @@ class Measure:
         return f"{self.name}.json"
 
     def details_in(self, folder: Path) -> Path:
-        """The details beside the result file in a folder."""
+        """The path of the details, which are beside the result file in a folder."""
         assert self.details is not None, f"{self.name} has no details"
         return folder / self.details
 
     def result_type(self) -> type[Result]:
-        """The result type, loaded."""
+        """Import the result type."""
         return load(self.result)
 
 
@@ -76,7 +76,7 @@ MEASURES: dict[str, Measure] = {}
 
 
 def register(measure: Measure) -> Measure:
-    """Add a measure to the registry."""
+    """Add a measure to the registry; raises if its name or one of its scores exists."""
     taken = {score.name for other in MEASURES.values() for score in other.scores}
     if measure.name in MEASURES or taken & {score.name for score in measure.scores}:
         raise ValueError(f"measure '{measure.name}': the measure or one of its scores exists")
@@ -85,7 +85,7 @@ def register(measure: Measure) -> Measure:
 
 
 def measure_named(name: str) -> Measure:
-    """The measure of a name."""
+    """The registered measure of a name; raises for an unknown name."""
     if name not in MEASURES:
         raise ValueError(f"unknown measure '{name}'; {suggest(name, MEASURES)}")
     return MEASURES[name]
@@ -101,7 +101,7 @@ def measure_of(kind: type[Result]) -> Measure:
 
 
 def score_named(name: str) -> Score:
-    """The score of a comparison, with its version in the title."""
+    """The score of a name in comparisons; a version such as `v1` becomes part of the title."""
     base, _, version = name.partition("_")
     scores = {score.name: score for measure in MEASURES.values() for score in measure.scores}
     score = scores.get(name)

@@ -21,14 +21,14 @@ COST = {
     "110m": PaperCost("116.9M", "61.3 %", "0.541", "43.0 %"),
 }
 PREFILL = "1.34 x at 15m, batch 32; 1.52 x at 110m, batch 16"
-"""Mixer over full, bfloat16 on an RTX 3090 Ti, 1,024 tokens."""
+"""The mixer loop over the full loop, in bfloat16 on an RTX 3090 Ti, 1,024 tokens."""
 
 TRAIN_TOKENS = 10_690_433_521
-"""Of ClimbMix, shards 00000 to 00169."""
+"""Tokens of ClimbMix, shards 00000 to 00169."""
 TOKENIZER_SHA256 = "9e556afd44213b6bd1be2b850ebbbd98f5481437a8021afaf58ee7fb1818d347"
-"""Of Llama 2's SentencePiece model, as published with the weights."""
+"""The hash of Llama 2's SentencePiece model, as published with the weights."""
 COMPUTE_DTYPE = "bfloat16"
-"""Of CORE and transport, by autocast, as in its published code; that of the NLL is not known."""
+"""The type of CORE and transport in the published code, by autocast; that of NLL is unknown."""
 CORE_CONTEXT = 1024
 CORE_UPPER = (
     *("hellaswag_zeroshot", "jeopardy", "bigbench_qa_wikidata", "arc_easy", "arc_challenge"),
@@ -43,7 +43,7 @@ CORE_MANIPULATION = (
 
 @dataclass(frozen=True)
 class PaperCore:
-    """A model of the big CORE table: centered scores times 100, and the printed means."""
+    """A model in the large table of CORE: centered scores times 100, and the printed means."""
 
     upper: tuple[float, ...]
     manipulation: tuple[float, ...]
@@ -104,14 +104,14 @@ HELD_OUT_NLL = {
 
 @dataclass(frozen=True)
 class PaperTransport:
-    """Figures of its sections on transport and controls; None where the paper prints no figure."""
+    """Figures from the sections on transport and controls; None if the paper prints no figure."""
 
     itr: float
     marginal_itr: tuple[float, ...] | None
-    """Of the second pass, the third and the fourth."""
+    """The marginal ITR of the second, third and fourth pass."""
     later_share: float | None
     later_gain: float
-    """In nats."""
+    """The gain of the later passes, in nats."""
     pairs_novel: str | None
     pairs_positive: str | None
 
@@ -127,4 +127,4 @@ TRANSPORT = {
     ("110m", "full_loop"): PaperTransport(1.293, None, None, 0.056, "36 of 36", "27 of 36"),
     ("15m", "control"): PaperTransport(1.068, (0.440, 0.283, 0.241), None, -1.5e-4, None, None),
 }
-"""Trained models; `control` is a mixer loop of fresh weights, measured in bfloat16, see docs."""
+"""Trained models, and `control`, a mixer loop with fresh weights, measured in bfloat16."""

@@ -1,4 +1,4 @@
-"""Dataclasses from nested tables, strictly: what is not understood is named, with the near name."""
+"""Build dataclasses from nested tables; errors name an unknown key and the nearest known key."""
 
 import dataclasses
 import difflib
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def one_of(choices: Any, value: str, what: str) -> Any:
-    """`value`, if it is one of the choices of a Literal."""
+    """`value` if it is one of the choices of a Literal; raises otherwise."""
     if value not in get_args(choices):
         raise ValueError(f"unknown {what} '{value}'; {suggest(value, get_args(choices))}")
     return value
@@ -36,14 +36,16 @@ def from_dict(cls: type[T], data: dict[str, Any], where: str = "") -> T:
 
 
 def _typed(value: Any, hint: Any, name: str) -> Any:
-    """TOML and JSON have tables, lists and scalars; a dataclass also has tuples."""
+    """Convert a table, list or scalar of TOML or JSON to the type of a field, such as a tuple."""
     if get_origin(hint) in (Union, types.UnionType):
         return _typed_union(value, get_args(hint), name)
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
             raise ValueError(f"{name} must be a table, got {value!r}")
         from_table = getattr(hint, "from_table", None)
-        if from_table is not None:  # of a dataclass whose table has other keys than its fields
+        if (
+            from_table is not None
+        ):  # defined by a dataclass whose table has other keys than its fields
             return from_table(value)
         return from_dict(hint, value, f"{name}.")  # pyright: ignore[reportArgumentType]
     if get_origin(hint) is tuple:
@@ -100,12 +102,12 @@ def _typed_mapping(value: Any, hints: tuple[Any, Any], name: str) -> dict[Any, A
 
 
 def suggest(name: object, known: Iterable[str]) -> str:
-    """The near name, and all there are."""
+    """The end of an error message: the nearest known name, if any, and all known names."""
     known = list(known)
     near = difflib.get_close_matches(str(name), known, n=1)
     return f"{f'did you mean {near[0]}? ' if near else ''}known: {', '.join(known)}"
 
 
 def one_line(error: Exception) -> str:
-    """A message without its line breaks."""
+    """The message of an error on a single line."""
     return " ".join(str(error).split())

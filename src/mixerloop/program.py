@@ -1,6 +1,6 @@
-"""A process of the package: signals, errors and exit codes around the work it was started for.
+"""Signals, errors and exit codes of our processes.
 
-The command line is such a process, and so is a cell of a study that runs beside others.
+The command line is such a process, and so is the process of a study's cell.
 """
 
 import os
@@ -14,12 +14,12 @@ from mixerloop import machine
 from mixerloop.notation import shortened
 
 TRACEBACK = "MIXERLOOP_TRACEBACK"
-"""Set this variable to see where an error was raised."""
+"""Set this environment variable to see the traceback of an error."""
 AGAIN_SECONDS = 0.02
 
 
 def run_program(work: Callable[[], None]) -> None:
-    """Do the work of this process; bad input becomes one line on stderr and exit code 2.
+    """Run the work of this process; bad input becomes one line on stderr and exit code 2.
 
     SIGTERM raises SystemExit, so that half-written files are removed. Ctrl-C exits with 130, and a
     failed numerical check with 1.
@@ -31,11 +31,15 @@ def run_program(work: Callable[[], None]) -> None:
         work()
         if sys.stdout is not None:
             sys.stdout.flush()
-    except BrokenPipeError:  # the reader has gone, as in `mixerloop describe 15m | head -1`
+    except (
+        BrokenPipeError
+    ):  # the reader has closed the pipe, as in `mixerloop describe 15m | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except (KeyboardInterrupt, SystemExit) as stop:
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # a signal that is sent again comes too late
+            signal.signal(
+                number, signal.SIG_IGN
+            )  # the process is ending already, so a second signal is ignored
         if isinstance(stop, SystemExit):
             raise
         print(file=sys.stderr)
@@ -49,9 +53,10 @@ def run_program(work: Callable[[], None]) -> None:
 
 
 def deliver_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Send a signal once more if its exception was raised where Python drops exceptions.
+    """Send a signal again if its exception was raised where Python drops exceptions.
 
-    That is in finalizers and callbacks, of which importing torch has many: Ctrl-C would be ignored.
+    Python drops exceptions in finalizers and callbacks. Importing torch runs many of these, so
+    Ctrl-C would otherwise be ignored.
     """
     again = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}.get(lost.exc_type)
     if again is None:

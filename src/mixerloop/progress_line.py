@@ -1,4 +1,4 @@
-"""Progress on stderr: a line that is overwritten on a terminal, or a line now and then in a log."""
+"""Progress on stderr: a line that is overwritten on a terminal, or timed lines in a log."""
 
 import os
 import sys
@@ -53,7 +53,7 @@ class ProgressLine:
 
 
 def counting(line: ProgressLine, unit: str) -> Callable[[str, int, int], None]:
-    """A callback that shows a name and how many of its units are done, of how many."""
+    """A callback that shows a name, the number of units that are done, and the total."""
     return lambda name, done, total: line.show(f"{name}: {done:,} of {total:,} {unit}")
 
 

@@ -29,7 +29,7 @@ def write_result(folder: Path, result: Result, *, details: str | None = None) ->
 
 
 def read_result(folder: Path, measure: Measure) -> Result:
-    """The result of a measure in a folder."""
+    """Read the result of a measure from a folder; raises if the file is missing or invalid."""
     again = f"measure again: {command_for(folder, measure)}"
     return read_typed(measure.result_type(), folder / measure.file, again=again)
 
@@ -46,7 +46,7 @@ def has_result(folder: Path, measure: Measure) -> bool:
 
 
 def read_typed(cls: type[T], path: Path, *, again: str) -> T:
-    """A JSON file as a dataclass; `again` ends the error for a file that is not as we write it."""
+    """A JSON file as a dataclass; `again` says in the error how to make an invalid file again."""
     data = read_json(path)
     try:
         return decode(cls, data)
@@ -63,7 +63,7 @@ def is_older(data: Any) -> bool:
 
 
 def command_for(folder: Path, measure: Measure) -> str:
-    """The command whose result goes into a folder of results."""
+    """The command that measures the run again and saves the result in this folder."""
     if folder.name == runs.RESULTS:
         return f"{measure.command} {folder.parent}"
     if folder.parent.name == runs.RESULTS:

@@ -45,9 +45,9 @@ class PartialEstimate:
     """An estimate that may be undefined, in the encoding of `Estimate`."""
 
     value: float | None
-    """None where nothing was there to divide by."""
+    """None if the denominator was 0."""
     lower: float | None
-    """None where the value of some resample is undefined; so is `upper`."""
+    """None if the value of a resample is undefined; `upper` is None then, too."""
     upper: float | None
     over: Over
 
@@ -68,16 +68,16 @@ class Provenance:
     command: tuple[str, ...]
     """The program and its arguments."""
     commit: str | None
-    """Of the source tree; None for an installed package."""
+    """The commit of the source tree; None for an installed package."""
     dirty: bool | None
     """Whether tracked files had changed since the commit."""
     versions: dict[str, str | None]
-    """Of Python and of each package; None for a package that is not installed."""
+    """Versions of Python and of each package; None for a package that is not installed."""
     machine: dict[str, Scalar | dict[str, str]]
     threads: int | None
-    """Of torch; None where torch was not loaded."""
+    """Threads of torch; None if torch was not loaded."""
     seed: int | None = None
-    """Of the training run; of fresh weights; or of the resampling of a comparison."""
+    """Seed of the training run, of fresh weights, or of the resampling of a comparison."""
     checkpoint_sha256: str | None = None
     """Fingerprint of the weights."""
     forms: dict[str, str] = field(default_factory=dict)
@@ -101,12 +101,12 @@ class Provenance:
 
 
 def result_provenance(**facts: Any) -> Provenance:
-    """The provenance of a result that is made now; a fact that no field holds is an error."""
+    """The provenance of a result that is made now; raises for a fact without a field."""
     return from_dict(Provenance, collect_provenance(**facts), "provenance.")
 
 
 class Heading(TypedDict):
-    """Which model a result is of: the first fields of `Result`."""
+    """The model that a result describes: the first fields of `Result`."""
 
     checkpoint: str | None
     schedule: str
@@ -115,7 +115,7 @@ class Heading(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What every result of a measure holds beside its figures."""
+    """The fields that every result has beside its figures: the model and the provenance."""
 
     checkpoint: str | None
     """The folder of the weights; None for fresh weights."""
@@ -129,7 +129,7 @@ class Result:
 def encode(value: Any) -> Any:
     """JSON of a result, or of a part of a result; numbers that are not finite become null."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: encode(getattr(value, one.name)) for one in fields(value)}
+        return {member.name: encode(getattr(value, member.name)) for member in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
@@ -141,7 +141,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(cls: type[T], data: Any) -> T:
-    """A result from its JSON; whatever is not as `encode` writes it is a `ValueError`."""
+    """A result from its JSON; raises ValueError for anything that `encode` does not write."""
     if not isinstance(data, dict):
         raise ValueError("result must be a table")
     return from_dict(cls, data, "result.")

@@ -1,4 +1,4 @@
-"""The folder of a study, as it is written by studies and read by reports.
+"""The folder of a study, which studies write and reports read.
 
 FOLDER/plan.json                parts, models and cells
 FOLDER/data/PART                prepared data
@@ -27,9 +27,9 @@ CELLS, LOG, STATE, ERROR = "cells", "log.txt", "cell.json", "error.txt"
 REPORT, REPORT_TEXT, FIGURES = "report.html", "report.md", "figures"
 
 Match = Literal["parameters+tokens", "flops", "seconds"]
-"""What all models of a part share."""
+"""The quantity that is equal for all models of a part."""
 MEASURED_IN: ComputeDtype = "float32"
-"""The type of a measurement whose type the study file does not say."""
+"""The compute type of a measurement unless the study file names another type."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class PlannedArm:
 
     name: str
     schedule: str
-    """In notation."""
+    """The schedule in notation."""
     deepened: str | None = None
     """The model whose compute per token sets the number of layers; None for the config's own."""
     num_layers: int
@@ -69,14 +69,14 @@ class PlannedArm:
     vocab_size: int
     parameters: int
     flops_per_token: float
-    """Forward and backward."""
+    """Of a forward and a backward pass together."""
     macs: dict[str, int]
     """Multiply-adds of one occurrence, by sublayer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedPart:
-    """Models that are compared."""
+    """A part of a study: its models, seeds, data and measurements."""
 
     name: str
     match: Match | Literal["as they are"]
@@ -87,23 +87,23 @@ class PlannedPart:
     data: str
     """The arguments of `mixerloop data prepare`."""
     compute_dtype: ComputeDtypeChoice
-    """Of training; a cell on a GPU settles `auto`."""
+    """The compute type of training; a cell on a GPU resolves `auto`."""
     measure_in: dict[str, ComputeDtype] = field(default_factory=dict)
-    """The type of each measurement; older plans name none and measured in float32."""
+    """The compute type of each measurement; older plans name none and used float32."""
     transport: TransportSettings
     arms: tuple[PlannedArm, ...]
 
     def measured_in(self, measure: str) -> ComputeDtype:
-        """The type of a measurement."""
+        """The compute type of a measurement."""
         return self.measure_in.get(measure, MEASURED_IN)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedCell:
-    """One model under one seed."""
+    """One model with one random seed."""
 
     number: int
-    """From 1, over all parts."""
+    """Counted from 1 over all parts."""
     name: str
     """The run's folder inside the study's."""
     part: str
@@ -114,7 +114,7 @@ class PlannedCell:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyPlan:
-    """The content of plan.json."""
+    """The content of plan.json: parts with their models, and cells."""
 
     name: str
     title: str
@@ -126,12 +126,12 @@ class StudyPlan:
 
 
 def record_of(folder: Path, cell: str) -> Path:
-    """Where the lock, the log and the state of a cell are."""
+    """The folder of a cell's lock, log and state."""
     return folder / CELLS / cell
 
 
 def read_plan(folder: Path) -> StudyPlan:
-    """The plan in the folder of a study."""
+    """Read plan.json from the folder of a study."""
     path = folder / PLAN
     data = read_json(path)
     try:

@@ -16,12 +16,12 @@ from mixerloop.notation import notation
 from mixerloop.subject import Subject
 
 Show = Callable[[str], None]
-"""Gets text as it comes, without a line break at its end."""
+"""Called with new text while it is generated, without a line break at its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generated:
-    """A continuation of a prompt, and how fast it was drawn."""
+    """A continuation of a prompt, and its speed."""
 
     text: str | None
     """Up to the stop text; None for a model without a tokenizer."""
@@ -29,10 +29,10 @@ class Generated:
     prompt_tokens: int
     prefill_seconds: float
     tokens_per_second: float | None
-    """After the first token; None where there is only one."""
+    """The speed after the first token; None if there is only one token."""
     schedule: str
     run_schedule: str
-    """The schedule the weights were made for."""
+    """The schedule that the weights were trained with, or drawn for."""
     compute_dtype: ComputeDtype
     form: Form
     seed: int
@@ -54,8 +54,8 @@ def generate(
 ) -> Generated:
     """Continue a prompt, given as text or as token ids.
 
-    The text ends before any of the texts of `stop`. `show` is called with text as it comes, or
-    with token ids where the subject has no tokenizer.
+    The text ends before any of the texts of `stop`. `show` is called with text while it is
+    generated, or with token ids if the subject has no tokenizer.
     """
     if max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
@@ -120,7 +120,7 @@ def _prompt_ids(
 
 
 class _Written:
-    """The text so far; ids where there is no tokenizer. Shows it, and watches for stop texts."""
+    """The generated text, or token ids without a tokenizer; shows it and looks for stop texts."""
 
     def __init__(
         self,
@@ -149,13 +149,13 @@ class _Written:
         return bool(ends)
 
     def finish(self) -> None:
-        """Show what was held back."""
+        """Show the rest of the text, which might have become a stop text."""
         if self._stream is not None:
             self.text += self._stream.pending()
         self._show(len(self.text))
 
     def _held(self) -> int:
-        """How much of the end of the text may be the beginning of a stop text."""
+        """The number of characters at the end of the text that may begin a stop text."""
         lengths = [
             length
             for stop in self._stops

@@ -1,4 +1,4 @@
-"""Tables of text: as wide as the terminal, or as a log or a notebook can show."""
+"""Tables of text, as wide as the terminal, or of a fixed width in a log or a notebook."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-PIPE_WIDTH = 120  # columns, where no terminal says how many there are
+PIPE_WIDTH = 120  # columns, if stdout is no terminal
 
 
 def table_of(first: str, *others: str) -> "Table":
-    """A table without lines: the first column reads from the left, numbers from the right."""
+    """A table without lines; the first column is aligned to the left, all others to the right."""
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -21,7 +21,7 @@ def table_of(first: str, *others: str) -> "Table":
 
 
 def text_of(table: "Table") -> str:
-    """The lines of a table, without the last line break."""
+    """The table as text, without a line break at the end."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else PIPE_WIDTH

@@ -1,1 +1,1 @@
-"""Measuring speed and memory honestly: ratios within one run, medians, a machine header."""
+"""Benchmarks of speed and memory: ratios within one run, medians and facts about the machine."""

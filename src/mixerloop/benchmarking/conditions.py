@@ -1,4 +1,4 @@
-"""The conditions of a benchmark: the model's sizes, and what else kept the machine busy."""
+"""The conditions of a benchmark: the model's sizes, and the load from other programs."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.provenance import collect_provenance
 
 BUSY_CORES = 0.25
-"""Work of other programs, in cores, that makes times doubtful."""
+"""Work of other programs, in cores, from which on times are doubtful."""
 
 
 def config_of(size: str) -> ModelConfig:
@@ -40,7 +40,7 @@ def provenance_of(
 
 
 def busy_warning(provenance: dict[str, Any]) -> str | None:
-    """A line on other programs that ran during a benchmark, if they took too much."""
+    """A warning if other programs took more than `BUSY_CORES` during a benchmark."""
     busy = provenance["busy_cores"]
     if busy is None or busy <= BUSY_CORES:
         return None

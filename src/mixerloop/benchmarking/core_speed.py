@@ -37,7 +37,7 @@ from mixerloop.schedule import Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class CoreResult:
-    """The same examples with both scorers."""
+    """Times and work of both scorers on the same examples."""
 
     model: str
     schedule: str
@@ -50,13 +50,13 @@ class CoreResult:
     plain_over_shared: float
     plain_over_shared_quartiles: tuple[float, float]
     tokens_plain: int
-    """Fed by the plain scorer, padding included."""
+    """Tokens that the plain scorer runs, padding included."""
     tokens_shared: int
-    """Fed by ours, padding included."""
+    """Tokens that our scorer runs, padding included."""
     work_limit: float
-    """The ratio of the multiply-adds with weights alone."""
+    """Multiply-adds with weights: those of the plain scorer over those of ours."""
     decisions_differing: int
-    """Always 0: with any other number nothing is timed."""
+    """Always 0: the benchmark times nothing if a decision differs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +65,9 @@ class CoreBench:
 
     figures: CoreResult
     bundle: str
-    """Its fingerprint."""
+    """The fingerprint of the evaluation bundle."""
     tokenizer: str
-    """Its fingerprint."""
+    """The fingerprint of the tokenizer."""
     provenance: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class CoreBench:
 
 
 def bench_core(settings: CoreSettings | None = None) -> CoreBench:
-    """Time CORE with shared prefixes against every sequence run whole."""
+    """Time CORE with shared prefixes against CORE with every sequence run whole."""
     settings = CoreSettings() if settings is None else settings
     settings.check()
     if settings.context < LEAST_CONTEXT:
@@ -128,7 +128,7 @@ def _subject(
 
 
 class PlainScorer:
-    """Every sequence of a question in one padded batch, and the whole of its logits."""
+    """Runs all sequences of a question as one padded batch and computes all their logits."""
 
     def __init__(self, model: LoopedLM, *, schedule: Schedule) -> None:
         self.vocab_size = model.config.vocab_size
@@ -141,15 +141,15 @@ class PlainScorer:
         return [self._of_question(candidates) for candidates in questions]
 
     def _of_question(self, candidates: Sequence[Candidate]) -> list[TokenScores]:
-        tokens = torch.from_numpy(padded([one.tokens for one in candidates]))
+        tokens = torch.from_numpy(padded([candidate.tokens for candidate in candidates]))
         self.tokens_processed += tokens.numel()
         logits = self._model(tokens, schedule=self._schedule)
         labels = tokens.roll(-1, dims=1)
         losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
         losses, most_likely = losses.view(tokens.shape).numpy(), logits.argmax(-1).numpy()
         scores = []
-        for row, one in enumerate(candidates):
-            scored = slice(one.start - 1, len(one.tokens) - 1)
+        for row, candidate in enumerate(candidates):
+            scored = slice(candidate.start - 1, len(candidate.tokens) - 1)
             scores.append(
                 TokenScores(losses[row, scored].astype(np.float64), most_likely[row, scored])
             )
@@ -169,15 +169,16 @@ def measure_core(
 ) -> CoreResult:
     """Check that both scorers decide alike, then time them in turn.
 
-    The prompts are tokenised before: no scorer's time holds the tokenizer's. The check is the
+    The prompts are tokenised first, so no timed call includes the tokenizer. The check is also the
     warm-up.
     """
     tokens = [
-        questions(one, range(len(one.examples)), encode=encode, context=context) for one in asking
+        questions(task, range(len(task.examples)), encode=encode, context=context)
+        for task in asking
     ]
     plain, shared = PlainScorer(model, schedule=schedule), LoopedScorer(model, schedule=schedule)
     decisions = [
-        [(one.decision, one.right) for one in _answers(asking, tokens, scorer)]
+        [(answered.decision, answered.right) for answered in _answers(asking, tokens, scorer)]
         for scorer in (plain, shared)
     ]
     differing = sum(ours != theirs for theirs, ours in zip(*decisions, strict=True))
@@ -214,13 +215,13 @@ def measure_core(
 def _answers(
     asking: Sequence[AskedTask], tokens: Sequence[Sequence[Question]], scorer: Scorer
 ) -> list[Answer]:
-    """Task by task, as an evaluation does it."""
-    found = []
-    for one, of_task in zip(asking, tokens, strict=True):
+    """Score and answer the questions task by task, as an evaluation does."""
+    answers = []
+    for task, of_task in zip(asking, tokens, strict=True):
         scores = scorer.score([question.candidates for question in of_task])
-        for number, parts in enumerate(zip(one.examples, of_task, scores, strict=True)):
-            found.append(answer(number, *parts))
-    return found
+        for number, parts in enumerate(zip(task.examples, of_task, scores, strict=True)):
+            answers.append(answer(number, *parts))
+    return answers
 
 
 def _work_limit(
@@ -229,16 +230,20 @@ def _work_limit(
     tokens: Sequence[Sequence[Question]],
     fed: tuple[int, int],
 ) -> float:
-    """Multiply-adds with weights, plain over shared; the last ffns and the head run where scored.
+    """Multiply-adds with weights, plain over shared.
 
-    A token that several candidates predict in one place counts for each of them.
+    Our scorer runs the last ffns and the head only at scored tokens. A token that several
+    candidates predict in one place counts for each of them.
     """
     account = account_model(model.config)
     macs, head = account.projection_macs(), account.head_macs_per_token
-    candidates = [one for of_task in tokens for question in of_task for one in question.candidates]
-    scored = sum(len(one.tokens) - one.start for one in candidates)
+    candidates = [
+        candidate for of_task in tokens for question in of_task for candidate in question.candidates
+    ]
+    scored = sum(len(candidate.tokens) - candidate.start for candidate in candidates)
     everywhere, afterwards = (
-        sum(macs[one.sublayer] for one in part) for part in mixing_and_afterwards(model, schedule)
+        sum(macs[occurrence.sublayer] for occurrence in part)
+        for part in mixing_and_afterwards(model, schedule)
     )
     plain, shared = fed
     return (
@@ -249,12 +254,12 @@ def _work_limit(
 
 
 def tokenizer_of(asking: Sequence[AskedTask], *, vocab_size: int) -> Tokenizer:
-    """A tokenizer trained on the examples themselves, for a model that has none."""
+    """A tokenizer trained on the examples themselves, for a model without a tokenizer."""
     texts = (
         text
-        for one in asking
-        for example in one.examples
-        for text in prompts(example, shots=[], delimiter=one.task.delimiter)
+        for asked_task in asking
+        for example in asked_task.examples
+        for text in prompts(example, shots=[], delimiter=asked_task.task.delimiter)
     )
     with TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.model"

@@ -17,26 +17,29 @@ from mixerloop.notation import resolve
 PREFIXES = (64, 512, 1024, 2048, 8192)
 RECOMPUTED_PREFIX = 1024
 TOKENS_IN_A_ROW = 8
-LEAST_RECOMPUTED, REPEATS_PER_RECOMPUTED = 3, 6  # a forward takes as long as hundreds of tokens
+LEAST_RECOMPUTED, REPEATS_PER_RECOMPUTED = (
+    3,
+    6,
+)  # a forward pass takes as long as hundreds of tokens
 AGREE = 1e-4  # two implementations in float32, over all layers and a thousand tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeCase:
-    """One more token after a prefix."""
+    """The time of one more token after a prefix."""
 
     prefix: int
     milliseconds: Quartiles
     tokens_per_second: float
     ratio_to_first: float
-    """The time against that after the shortest prefix, round by round."""
+    """The time over the time after the shortest prefix, compared round by round."""
     ratio_to_first_quartiles: tuple[float, float]
     state_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeResult:
-    """Every prefix, and what a token costs that is read off a forward over all before it."""
+    """The times after every prefix, and the time of a token from a forward pass over its prefix."""
 
     size: str
     schedule: str
@@ -60,7 +63,7 @@ class DecodeBench:
 
 
 def bench_decode(settings: DecodeSettings | None = None) -> DecodeBench:
-    """Time tokens after prefixes of different lengths."""
+    """Time the decoding of tokens after prefixes of different lengths."""
     settings = DecodeSettings() if settings is None else settings
     settings.check()
     machine.keep_freed_memory()
@@ -82,10 +85,10 @@ def bench_decode(settings: DecodeSettings | None = None) -> DecodeBench:
 def measure_decode(
     size: str, config: ModelConfig, schedule: str, *, repeats: int, recompute_repeats: int
 ) -> DecodeResult:
-    """Check a decoded token against the whole forward, then time tokens in turn.
+    """Check a decoded token against a forward pass over the whole text, then time tokens in turn.
 
-    The states are made by real prefixes. The forward over the prefix is timed in turn with a few
-    tokens decoded in a row, which is how tokens are decoded.
+    The states come from real prefixes. The forward pass over the prefix is timed in turn with a few
+    tokens that are decoded one after another, as in generation.
     """
     model = fresh_model(replace(config, schedule=schedule), seed=0).eval()
     generator = torch.Generator().manual_seed(0)

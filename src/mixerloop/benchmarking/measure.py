@@ -1,4 +1,4 @@
-"""Time and memory of a function."""
+"""Measure the time and memory of function calls, and check their results."""
 
 import os
 import time
@@ -17,7 +17,7 @@ K = TypeVar("K")
 
 
 class Quartiles(NamedTuple):
-    """The middle of repeated measurements, and where the middle half of them lies."""
+    """The median and the quartiles of repeated measurements."""
 
     median: float
     lower: float
@@ -32,18 +32,18 @@ class Timing:
 
     @property
     def milliseconds(self) -> Quartiles:
-        """Of one call."""
+        """The quartiles of one call's time."""
         return _quartiles([1e3 * value for value in self.seconds])
 
     def over(self, other: "Timing") -> Quartiles:
-        """How many times as long this takes, round by round."""
+        """The quartiles of the ratio of the two times, taken round by round."""
         return _quartiles([a / b for a, b in zip(self.seconds, other.seconds, strict=True)])
 
 
 def interleaved(
     functions: Mapping[K, Callable[[], object]], *, warmup: int = 3, repeats: int = 20
 ) -> dict[K, Timing]:
-    """Time functions in turn, so that what disturbs the machine disturbs them alike."""
+    """Time functions in turn, so that other load on the machine slows all of them alike."""
     for _ in range(warmup):
         for function in functions.values():
             function()
@@ -57,7 +57,10 @@ def interleaved(
 
 
 def check_close(what: str, got: Tensor, wanted: Tensor, *, tolerance: float) -> None:
-    """Nothing is timed that computes something else; relative to the largest value, at least 1."""
+    """Raise if a result is wrong, so that only correct code is timed.
+
+    `tolerance` is relative to the largest wanted value, or to 1 if that is larger.
+    """
     if got.shape != wanted.shape:
         raise FloatingPointError(f"{what}: {tuple(got.shape)} instead of {tuple(wanted.shape)}")
     error = (got - wanted).abs().max() / wanted.abs().max().clamp_min(1)
@@ -89,7 +92,7 @@ def peak_bytes(function: Callable[[], object]) -> int:
 
 
 def header() -> str:
-    """One line on where the figures below were measured."""
+    """A line about the machine, printed above the figures."""
     facts = machine.facts()
     limit = f", oneDNN limited to {facts['isa_limit']}" if facts["isa_limit"] else ""
     return (

@@ -1,4 +1,4 @@
-"""The gated delta rule: our implementations beside those other people run on a CPU."""
+"""The gated delta rule: our forms beside the CPU implementations of other packages."""
 
 import importlib.util
 import inspect
@@ -36,7 +36,7 @@ AGREE = 1e-4  # float32, two orders of summation
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorCase:
-    """One shape: milliseconds of each form, and how much faster our best one is."""
+    """One shape: milliseconds of each form, and the speedup of our best form."""
 
     name: str
     shape: Shape
@@ -44,7 +44,7 @@ class OperatorCase:
     forward_backward: dict[str, Quartiles]
     best: str
     ratio_forward: float | None
-    """Of the `transformers` fallback to our best; None where it is not installed."""
+    """Time of the `transformers` fallback over our best form; None if it is not installed."""
     ratio_forward_backward: float | None
     ratio_forward_quartiles: tuple[float, float] | None
     ratio_forward_backward_quartiles: tuple[float, float] | None
@@ -53,7 +53,7 @@ class OperatorCase:
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorBench:
-    """All shapes."""
+    """The times of all shapes, and the conditions they were taken under."""
 
     shapes: tuple[OperatorCase, ...]
     provenance: dict[str, Any]
@@ -81,19 +81,19 @@ def bench_operator(settings: OperatorSettings | None = None) -> OperatorBench:
 def measure_operator(
     name: str, shape: Shape, *, repeats: int, strong_decay: bool = False
 ) -> OperatorCase:
-    """Check that all compute the same, then time them in turn."""
+    """Check that all forms compute the same result, then time them in turn."""
     inputs = make_inputs(shape, strong_decay=strong_decay)
     rules, missing = rules_here()
     scaled = inputs | {"query": inputs["query"] * shape[-1] ** 0.5}
-    given = {key: scaled if key == "transformers" else inputs for key in rules}
+    inputs_of = {key: scaled if key == "transformers" else inputs for key in rules}
     cotangents = [torch.randn_like(tensor) for tensor in (inputs["value"], inputs["initial_state"])]
 
     @torch.no_grad()
     def forward(key: str) -> tuple[Tensor, ...]:
-        return rules[key](given[key])
+        return rules[key](inputs_of[key])
 
     def forward_backward(key: str) -> tuple[Tensor, ...]:
-        leaves = {name: tensor.detach().requires_grad_() for name, tensor in given[key].items()}
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in inputs_of[key].items()}
         return torch.autograd.grad(rules[key](leaves), list(leaves.values()), cotangents)
 
     wanted = (*forward("torch"), *forward_backward("torch"))
@@ -112,14 +112,14 @@ def measure_operator(
         warmup=2,
         repeats=repeats,
     )
-    one = {key: times[key, forward] for key in rules}
+    alone = {key: times[key, forward] for key in rules}
     both = {key: times[key, forward_backward] for key in rules}
     best = min((key for key in OURS if key in rules), key=lambda key: both[key].milliseconds)
-    ratio, ratio_both = (_ratio(found, best) for found in (one, both))
+    ratio, ratio_both = (_ratio(timings, best) for timings in (alone, both))
     return OperatorCase(
         name=name,
         shape=shape,
-        forward={key: timing.milliseconds for key, timing in one.items()},
+        forward={key: timing.milliseconds for key, timing in alone.items()},
         forward_backward={key: timing.milliseconds for key, timing in both.items()},
         best=best,
         ratio_forward=ratio and ratio.median,
@@ -135,7 +135,7 @@ def _ratio(times: dict[str, Timing], best: str) -> Quartiles | None:
 
 
 def rules_here() -> tuple[dict[str, Rule], list[str]]:
-    """What can be run on this machine, and what cannot."""
+    """The implementations that this machine can run, and the names of those that it cannot."""
     rules = {
         name: ours(name)
         for name in OURS
@@ -151,7 +151,7 @@ def rules_here() -> tuple[dict[str, Rule], list[str]]:
 
 
 def make_inputs(shape: Shape, *, strong_decay: bool = False) -> Inputs:
-    """Random tokens; strong decays, down to -8, make numbers too small for a float."""
+    """Random inputs; strong decays, down to -8, make products that underflow in float32."""
     batch, seq, heads, d_head = shape
     generator = torch.Generator().manual_seed(0)
 
@@ -171,13 +171,13 @@ def make_inputs(shape: Shape, *, strong_decay: bool = False) -> Inputs:
 
 
 def ours(form: Form) -> Rule:
-    """One of our implementations."""
+    """Our operator in one of its forms."""
     return lambda inputs: gated_delta_rule(**inputs, form=form)
 
 
 def _transformers() -> Rule:
-    """What `transformers` runs where there is no GPU."""
-    with warnings.catch_warnings():  # it looks for fla, which looks for a GPU and says so
+    """The fallback that `transformers` runs without a GPU."""
+    with warnings.catch_warnings():  # transformers imports fla, which warns if there is no GPU
         warnings.simplefilter("ignore")
         from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
@@ -185,7 +185,7 @@ def _transformers() -> Rule:
 
     def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
         return rule(
-            inputs["query"],  # it scales by itself, so it gets one that is not scaled
+            inputs["query"],  # transformers scales the query, so its input is not scaled
             inputs["key"],
             inputs["value"],
             g=inputs["log_decay"],
@@ -199,7 +199,7 @@ def _transformers() -> Rule:
 
 
 def _fla_naive() -> Rule:
-    """The plain form `fla-core` tests its kernels against."""
+    """The plain implementation that `fla-core` tests its kernels against."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from fla.ops.gated_delta_rule.naive import naive_chunk_gated_delta_rule

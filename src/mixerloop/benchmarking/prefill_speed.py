@@ -1,4 +1,4 @@
-"""Prefill: how long a prompt takes under each loop, by the paper's protocol."""
+"""Prefill: the time of a prompt under each loop, by the paper's protocol."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -23,27 +23,27 @@ CHECKED_TOKENS = 80
 AGREE = {
     "float32": 1e-4,
     "bfloat16": 2.0**-5,
-}  # logits of about one, six or more layers of rounding
+}  # for logits of about 1, after the rounding of six or more layers
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillCase:
-    """One size and batch: milliseconds of each loop, and what looping the mixer alone saves."""
+    """One size and batch: milliseconds of each loop, and the mixer loop over the full loop."""
 
     size: str
     batch: int
     length: int
     milliseconds: dict[str, Quartiles]
     mixer_over_full: float
-    """How many times as many tokens a second the mixer loop reads as the full loop."""
+    """Tokens per second of the mixer loop over those of the full loop."""
     mixer_over_full_quartiles: tuple[float, float]
     flop_limit: float
-    """The same from the work of the projections alone, without the head."""
+    """The same ratio from the work of the projections alone, without the head."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillBench:
-    """All sizes and batches."""
+    """The times of all sizes and batches, and the conditions they were taken under."""
 
     cases: tuple[PrefillCase, ...]
     provenance: dict[str, Any]
@@ -58,7 +58,7 @@ def bench_prefill(
     *,
     progress: Callable[[PrefillCase], None] | None = None,
 ) -> PrefillBench:
-    """Time how long prompts take under each loop; `progress` gets each case when it is timed."""
+    """Time prompts under each loop; `progress` is called with each case when it is timed."""
     settings = PrefillSettings() if settings is None else settings
     settings.check()
     machine.keep_freed_memory()
@@ -122,7 +122,7 @@ class Prefill:
         self._check()
 
     def measure(self, batch: int, *, length: int, warmup: int, repeats: int) -> PrefillCase:
-        """Time the loops in turn; what is asked for is the logits after the last token."""
+        """Time the loops in turn; each call computes the logits after the last token."""
         tokens = self._tokens(batch, length).to(self.device)
         times = interleaved(
             {
@@ -144,7 +144,7 @@ class Prefill:
         )
 
     def _check(self) -> None:
-        """What is timed gives the logits that the torch form gives in float32 for all tokens."""
+        """Check the logits of the timed code against those of the torch form in float32."""
         tokens = self._tokens(1, CHECKED_TOKENS)
         for loop, model in self.models.items():
             plain = fresh_model(model.config, seed=0, form="torch").eval()
@@ -162,7 +162,7 @@ class Prefill:
             return model(tokens, positions=torch.tensor([-1], device=self.device))
 
     def _timed(self, model: LoopedLM, tokens: torch.Tensor) -> None:
-        """A call that is over when it returns."""
+        """Compute the last logits, and wait until the device has finished."""
         self._last_logits(model, tokens)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

@@ -1,8 +1,8 @@
-"""What a benchmark measures: one dataclass for each, which `mixerloop bench` also reads.
+"""The settings of each benchmark; `mixerloop bench` reads its options from these dataclasses.
 
-No torch is loaded here, so that the command line can show the settings without it. Each benchmark
-calls `check` before it measures; a check in the constructor would be caught by the option parser,
-which prints more than one line.
+This module loads no torch, so that the command line can show the settings without it. Each
+benchmark calls `check` before it measures. The option parser would catch an error that the
+constructor raises, and print more than one line.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ OPERATOR_SHAPES = ("15m", "110m", "long")
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorSettings:
-    """The gated delta rule beside other people's."""
+    """The forms of the gated delta rule beside those of other packages."""
 
     shapes: tuple[str, ...] = OPERATOR_SHAPES
     """Which shapes: 15m, 110m, long."""
     repeats: int = 10
-    """Timed calls of each."""
+    """Timed calls of each form."""
     strong_decay: bool = False
-    """Decays down to -8, which make numbers too small for a float."""
+    """Use decays down to -8, which make products that underflow in float32."""
 
     def check(self) -> None:
         """Reject unknown shapes."""
@@ -49,14 +49,14 @@ class PrefillSettings:
     compute_dtype: ComputeDtype = "float32"
     """The type of the projections."""
     device: Device = "auto"
-    """Where they are read."""
+    """The device to run on."""
     warmup: int = 6
     """Calls before the timed ones."""
     repeats: int = 20
     """Timed calls of each loop."""
 
     def check(self) -> None:
-        """Reject what leaves nothing to time."""
+        """Reject numbers below 1 and empty lists, which leave nothing to time."""
         _check_positive(length=self.length, repeats=self.repeats, warmup=self.warmup)
         _check_some("batch", self.batches)
         _check_some("size", self.sizes)
@@ -76,7 +76,7 @@ class DecodeSettings:
     """Timed tokens after each prefix."""
 
     def check(self) -> None:
-        """Reject what leaves nothing to time."""
+        """Reject numbers below 1 and empty lists, which leave nothing to time."""
         _check_positive(repeats=self.repeats)
 
 
@@ -87,7 +87,7 @@ class TrainSettings:
     size: str = "15m"
     """A preset, a run or an exported folder; its weights do not matter and are drawn afresh."""
     loops: tuple[str, ...] = ("no_loop", "mixer_loop", "full_loop")
-    """Schedules to train."""
+    """The schedules to train."""
     batch: int = 4
     """Windows of a step."""
     length: int = 1024
@@ -100,7 +100,7 @@ class TrainSettings:
     """Timed steps."""
 
     def check(self) -> None:
-        """Reject unknown forms, and what leaves nothing to time."""
+        """Reject unknown forms, numbers below 1 and empty lists."""
         _check_positive(batch=self.batch, length=self.length, repeats=self.repeats)
         one_of(FormChoice, self.form, "form")
         _check_some("loop", self.loops)
@@ -108,36 +108,36 @@ class TrainSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TransportSettings:
-    """Transport with shared walks against a forward for each policy."""
+    """Transport with shared walks against a forward pass for each policy."""
 
     size: str = "15m"
     """A preset, a run or an exported folder; its weights do not matter and are drawn afresh."""
     schedule: str = "mixer_loop"
     """Notation or a named loop."""
     windows: int = 16
-    """Windows to look at."""
+    """Windows to measure."""
     positions: int = 16
-    """Places in each window."""
+    """Positions to measure in each window."""
     context: int = 128
     """Tokens of a window."""
     repeats: int = 3
-    """Timed calls of each way."""
+    """Timed calls of each engine."""
 
     def check(self) -> None:
-        """Reject what leaves nothing to time."""
+        """Reject numbers below 1 and empty lists, which leave nothing to time."""
         _check_positive(windows=self.windows, repeats=self.repeats)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoreSettings:
-    """CORE with shared prefixes against every sequence whole."""
+    """CORE with shared prefixes against CORE with every sequence run whole."""
 
     run_path: Path | None = None
     """A run; without one, a fresh model with a tokenizer trained on the examples."""
     size: str = "nano"
     """The preset of a fresh model."""
     schedule: str | None = None
-    """Notation or a named loop; the model's own unless you say so."""
+    """Notation or a named loop; by default the model's own."""
     bundle: Path | None = None
     """The evaluation bundle."""
     tasks: tuple[str, ...] = ()
@@ -145,14 +145,14 @@ class CoreSettings:
     examples: int = 20
     """Examples of each task."""
     context: int = paper.CORE_CONTEXT
-    """Tokens a prompt may have; longer ones lose their beginning."""
+    """The most tokens of a prompt; longer prompts lose their beginning."""
     threads: int | None = None
-    """Threads of both scorers; as many as torch takes unless you say so."""
+    """Threads of both scorers; by default as many as torch uses."""
     repeats: int = 5
     """Timed rounds."""
 
     def check(self) -> None:
-        """Reject what leaves nothing to time."""
+        """Reject numbers below 1 and empty lists, which leave nothing to time."""
         _check_positive(examples=self.examples, repeats=self.repeats)
         if self.threads is not None:
             _check_positive(threads=self.threads)

@@ -1,4 +1,4 @@
-"""Benchmarks as text: a line on the machine, a table, and how to read it."""
+"""Benchmarks as text: a line about the machine, a table, and how to read the table."""
 
 from mixerloop import paper
 from mixerloop.benchmarking.core_speed import CoreBench
@@ -12,7 +12,7 @@ from mixerloop.text_tables import table_of, text_of
 
 
 def operator_text(bench: OperatorBench) -> str:
-    """A table for each shape."""
+    """A table for each shape, with a row for each form."""
     return "\n".join((_machine(), *map(_operator_case, bench.shapes)))
 
 
@@ -38,7 +38,7 @@ def _operator_case(case: OperatorCase) -> str:
 
 
 def prefill_text(bench: PrefillBench) -> str:
-    """All sizes and batches, and the paper's."""
+    """A table of all sizes and batches, and the paper's figures."""
     table = table_of(
         *("size", "batch", "no loop, ms", "mixer, ms", "full, ms", "mixer over full", "by work")
     )
@@ -63,12 +63,12 @@ def prefill_text(bench: PrefillBench) -> str:
 
 
 def prefill_line(case: PrefillCase) -> str:
-    """A case that was just timed."""
+    """A line of progress about a case of prefill."""
     return f"{case.size}, batch {case.batch}: {case.mixer_over_full:.2f} x"
 
 
 def decode_text(bench: DecodeBench) -> str:
-    """Every prefix, and the ratio to reading all again."""
+    """A table of all prefixes, and the speedup over a forward pass on the whole text."""
     figures = bench.figures
     table = table_of("tokens before", "ms/token", "tokens/s", "to the first", "state KiB")
     for case in figures.cases:
@@ -92,7 +92,7 @@ def decode_text(bench: DecodeBench) -> str:
 
 
 def train_text(bench: TrainBench) -> str:
-    """All loops."""
+    """A table of the training steps of all loops."""
     table = table_of("loop", "step, ms", "products alone, ms", "tokens/s", "step over products")
     for case in bench.cases:
         low, high = case.gemm_floor_ratio_quartiles
@@ -115,12 +115,12 @@ def train_text(bench: TrainBench) -> str:
 
 
 def train_line(case: TrainCase) -> str:
-    """A case that was just timed."""
+    """A line of progress about a case of training."""
     return f"{case.size} {case.loop}: {case.gemm_floor_ratio:.2f}"
 
 
 def transport_text(bench: TransportBench) -> str:
-    """The three ways."""
+    """A table of the three ways to measure transport."""
     figures = bench.figures
     table = table_of("", "ms", "over shared")
     ratios = (
@@ -144,7 +144,7 @@ def transport_text(bench: TransportBench) -> str:
 
 
 def core_text(bench: CoreBench) -> str:
-    """Both scorers."""
+    """A table of both scorers of CORE."""
     figures = bench.figures
     table = table_of("", "ms", "tokens run", "over shared")
     ratio = _times(figures.plain_over_shared, figures.plain_over_shared_quartiles)

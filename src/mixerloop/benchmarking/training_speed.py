@@ -1,4 +1,4 @@
-"""Training: whole steps, against the matrix products that no step can do without."""
+"""Training: the time of a whole step over the time of its matrix products alone."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -26,15 +26,15 @@ from mixerloop.training.parallel import ParallelLoss, Ranks
 
 PEAK_LR, WEIGHT_DECAY, CLIP_NORM = 5e-4, 0.1, 1.0
 CHECKED_TOKENS = 80
-AGREE = 1e-3  # of the length of a parameter's gradient, in float32
-SMALLEST = 1e-5  # of the whole: what is shorter is rounding
+AGREE = 1e-3  # relative to the norm of a parameter's gradient, in float32
+SMALLEST = 1e-5  # relative to the norm of the whole gradient; anything smaller is rounding
 Product = tuple[int, int, int]
-"""Tokens, inputs, outputs."""
+"""The sizes of a matrix product: tokens, inputs, outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainCase:
-    """One loop: a whole step, and its products alone."""
+    """One loop: the time of a whole step, and of its matrix products alone."""
 
     size: str
     loop: str
@@ -45,13 +45,13 @@ class TrainCase:
     gemm_milliseconds: Quartiles
     tokens_per_second: float
     gemm_floor_ratio: float
-    """Step time over the time of its projections' products, the head's among them."""
+    """Step time over the time of the matrix products of its projections and its head."""
     gemm_floor_ratio_quartiles: tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainBench:
-    """All loops."""
+    """The times of all loops, and the conditions they were taken under."""
 
     cases: tuple[TrainCase, ...]
     provenance: dict[str, Any]
@@ -66,7 +66,7 @@ def bench_train(
     *,
     progress: Callable[[TrainCase], None] | None = None,
 ) -> TrainBench:
-    """Time training steps of each loop; `progress` gets each case when it is timed."""
+    """Time training steps of each loop; `progress` is called with each case when it is timed."""
     settings = TrainSettings() if settings is None else settings
     settings.check()
     machine.keep_freed_memory()
@@ -108,7 +108,7 @@ def measure_training(
     repeats: int,
     form: FormChoice = "auto",
 ) -> TrainCase:
-    """Check the gradient against the torch form's in float32, then time steps and products."""
+    """Check gradients against the torch form in float32, then time steps and matrix products."""
     config = replace(config, schedule=loop)
     _check(config, compute_dtype, form)
     model = fresh_model(config, seed=0, form=form)
@@ -116,16 +116,16 @@ def measure_training(
     products = all_products(list(products_of(model, batch * length)), compute_dtype)
     times = interleaved({"step": step, "products": products}, warmup=1, repeats=repeats)
     ratio = times["step"].over(times["products"])
-    found = times["step"].milliseconds
+    step_milliseconds = times["step"].milliseconds
     return TrainCase(
         size=size,
         loop=loop,
         batch=batch,
         length=length,
         compute_dtype=compute_dtype,
-        step_milliseconds=found,
+        step_milliseconds=step_milliseconds,
         gemm_milliseconds=times["products"].milliseconds,
-        tokens_per_second=1e3 * batch * length / found.median,
+        tokens_per_second=1e3 * batch * length / step_milliseconds.median,
         gemm_floor_ratio=ratio.median,
         gemm_floor_ratio_quartiles=(ratio.lower, ratio.upper),
     )
@@ -134,7 +134,7 @@ def measure_training(
 def training_step(
     model: LoopedLM, batch: int, length: int, compute_dtype: ComputeDtype
 ) -> Callable[[], None]:
-    """All of a step but reading its batch: gradient, clipping, update."""
+    """A function that runs a training step without reading a batch: gradient, clipping, update."""
     ranks = Ranks()
     engine = ParallelLoss(SummedLoss(model), ranks=ranks, parallel="ddp")
     optimizer = make_optimizer(model, peak_lr=PEAK_LR, weight_decay=WEIGHT_DECAY)
@@ -152,7 +152,7 @@ def training_step(
 
 
 def products_of(model: LoopedLM, tokens: int) -> Iterator[Product]:
-    """The projections of one forward: each occurrence's, and the head slice by slice."""
+    """The matrix products of a forward pass: those of each occurrence, and of each head slice."""
     for occurrence in model.schedule:
         layer = model.layers[occurrence.layer]
         sublayer = layer.mixer if occurrence.sublayer == "mixer" else layer.ffn
@@ -165,9 +165,9 @@ def products_of(model: LoopedLM, tokens: int) -> Iterator[Product]:
 
 
 def all_products(products: list[Product], compute_dtype: ComputeDtype) -> Callable[[], None]:
-    """Run the products of a forward and of its backward, and nothing else.
+    """A function that runs only the matrix products of a forward and a backward pass.
 
-    Results go to memory that is there already: the floor pays for no allocation.
+    Results go to memory that is allocated beforehand, so the time includes no allocation.
     """
     dtype = torch.bfloat16 if compute_dtype == "bfloat16" else torch.float32
     operands: dict[Product, tuple[Tensor, ...]] = {}
@@ -189,25 +189,26 @@ def all_products(products: list[Product], compute_dtype: ComputeDtype) -> Callab
 
 
 def _check(config: ModelConfig, compute_dtype: ComputeDtype, form: FormChoice) -> None:
-    """Each parameter's gradient against the torch form's in float32, then all in the type timed.
+    """Check gradients against the torch form in float32.
 
-    In bfloat16 the whole may be as far off as the torch form's own in bfloat16, and half more.
+    In float32 the gradient of each parameter must agree. In bfloat16 the error of the whole
+    gradient may be 1.5 times the error of the torch form in bfloat16.
     """
     wanted = _gradients(config, "float32", "torch")
     whole = torch.cat(list(wanted.values()))
     for name, got in _gradients(config, "float32", form).items():
         off = (got - wanted[name]).norm() / wanted[name].norm().clamp_min(SMALLEST * whole.norm())
-        _refuse_beyond(AGREE, float(off), f"{config.schedule}: the gradient of {name}")
+        _check_error(AGREE, float(off), f"{config.schedule}: the gradient of {name}")
     if compute_dtype == "float32":
         return
     torchs, ours = (
-        float((torch.cat(list(found.values())) - whole).norm() / whole.norm())
-        for found in (_gradients(config, compute_dtype, form) for form in ("torch", form))
+        float((torch.cat(list(gradients.values())) - whole).norm() / whole.norm())
+        for gradients in (_gradients(config, compute_dtype, form) for form in ("torch", form))
     )
-    _refuse_beyond(1.5 * torchs, ours, f"{config.schedule}: the gradient in {compute_dtype}")
+    _check_error(1.5 * torchs, ours, f"{config.schedule}: the gradient in {compute_dtype}")
 
 
-def _refuse_beyond(bound: float, off: float, what: str) -> None:
+def _check_error(bound: float, off: float, what: str) -> None:
     if not off <= bound:
         raise FloatingPointError(f"{what} is off by {off:.1e} of its length, more than {bound:.1e}")
 

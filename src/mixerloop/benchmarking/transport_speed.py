@@ -1,4 +1,4 @@
-"""Transport: all policies from one walk, against a whole forward for each."""
+"""Transport: all policies from one shared walk, against a whole forward pass for each policy."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -30,7 +30,7 @@ SUMS = ("gram", "hellinger_squared", "target_gain", "top1_flips")
 
 @dataclass(frozen=True, kw_only=True)
 class TransportResult:
-    """The same figures three ways."""
+    """The times of three ways to measure the same figures."""
 
     size: str
     schedule: str
@@ -39,15 +39,15 @@ class TransportResult:
     context: int
     milliseconds: dict[str, Quartiles]
     plain_over_shared: float
-    """Against a forward per policy and window."""
+    """The speedup over a forward pass per policy and window."""
     plain_over_shared_quartiles: tuple[float, float]
     batched_plain_over_shared: float
-    """Against a forward per policy over a batch of windows."""
+    """The speedup over a forward pass per policy on a batch of windows."""
     batched_plain_over_shared_quartiles: tuple[float, float]
     work_limit: float
-    """The same from the projections and the head alone."""
+    """The same ratio from the work of the projections and the head alone."""
     largest_difference: float
-    """In any number, between the engines."""
+    """The largest difference between the engines in any number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class TransportBench:
 
 
 def bench_transport(settings: TransportSettings | None = None) -> TransportBench:
-    """Time transport with shared walks against a forward for each policy."""
+    """Time transport with shared walks against a forward pass for each policy."""
     settings = TransportSettings() if settings is None else settings
     settings.check()
     machine.keep_freed_memory()
@@ -106,7 +106,7 @@ def measure_transport(
         "plain, windows together": lambda: measure(model, read, engine="plain"),
     }
     shared, *plain = (way() for way in ways.values())
-    difference = max(_largest_difference(shared, one) for one in plain)
+    difference = max(_largest_difference(shared, result) for result in plain)
     if not difference <= AGREE:
         raise FloatingPointError(f"the engines differ: off by {difference:.1e}")
     times = interleaved(ways, warmup=0, repeats=repeats)
@@ -130,15 +130,18 @@ def measure_transport(
 
 def _largest_difference(first: Trajectories, second: Trajectories) -> float:
     pairs = [(getattr(first, name), getattr(second, name)) for name in SUMS]
-    return max(float(np.abs(one - other).max()) for one, other in pairs)
+    return max(float(np.abs(a - b).max()) for a, b in pairs)
 
 
 def _work_limit(config: ModelConfig, windows: DrawnWindows) -> float:
-    """Multiply-adds with weights for one window, plain over shared; each checks one forward."""
+    """Multiply-adds with weights for one window, plain over shared.
+
+    Both engines also run one forward pass as a check.
+    """
     account, schedule = account_model(config), config.occurrences()
     macs, head = account.projection_macs(), account.head_macs_per_token
     context, chosen = windows.tokens.shape[1], len(windows.positions)
-    forward = context * sum(macs[one.sublayer] for one in schedule)
+    forward = context * sum(macs[occurrence.sublayer] for occurrence in schedule)
     check = forward + chosen * head
     plain, shared = check, check + forward + chosen * head
     for layer in mixing_layers(schedule):

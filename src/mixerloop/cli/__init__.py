@@ -1,1 +1,1 @@
-"""The `mixerloop` command: one module per verb, and no torch until one runs."""
+"""The `mixerloop` command: one module per verb; torch is loaded only when a verb runs."""

@@ -1,4 +1,4 @@
-"""`mixerloop bench`: how fast the operator, prefill, decoding, training, transport and CORE are."""
+"""`mixerloop bench`: the speed of the operator, prefill, decoding, training, transport and CORE."""
 
 import sys
 from collections.abc import Callable
@@ -18,9 +18,9 @@ from mixerloop.benchmarking.settings import (
 )
 from mixerloop.files import json_text
 
-HELP = """Measure speed, after a check that what is timed computes the right thing.
+HELP = """Measure speed, after a check that the timed code computes the right result.
 
-Everything of one table is timed in turn in one run, so that noise falls on all alike.
+All rows of a table are timed in turn in one run, so that noise affects all of them alike.
 
 examples:
   mixerloop bench operator
@@ -42,7 +42,7 @@ examples:
   mixerloop bench prefill
   mixerloop bench prefill --sizes 15m --batches 8 --json
 """
-DECODE_HELP = """One more token after prefixes of 64 to 8,192, and against reading all again.
+DECODE_HELP = """One more token after prefixes of 64 to 8,192 tokens, or by a whole forward pass.
 
 examples:
   mixerloop bench decode
@@ -54,7 +54,7 @@ examples:
   mixerloop bench train
   mixerloop bench train --size 15m --loops mixer_loop --batch 1 --repeats 3
 """
-TRANSPORT_HELP = """All policies from one walk against a whole forward for each of them.
+TRANSPORT_HELP = """All policies from one shared walk against a whole forward pass for each policy.
 
 examples:
   mixerloop bench transport
@@ -63,9 +63,9 @@ examples:
 CORE_HELP = """CORE's questions with shared prefixes against every sequence run whole.
 
 The plain scorer runs the sequences of one question as one padded batch, question by question, and
-computes the logits of every token. Both use the same threads. Tokenising is outside of both times.
-Nothing is timed unless both make the same decisions. The bundle is what --bundle or
-$MIXERLOOP_CORE_BUNDLE names, as for mixerloop evaluate core.
+computes the logits of every token. Both use the same threads. Neither time includes tokenising.
+Nothing is timed unless both make the same decisions. --bundle or $MIXERLOOP_CORE_BUNDLE names the
+bundle, as for mixerloop evaluate core.
 
 examples:
   mixerloop bench core RUN
@@ -82,7 +82,7 @@ class Operator(OperatorSettings):
     """Print JSON for programs."""
 
     def run(self) -> None:
-        """Measure and show."""
+        """Run the benchmark and print a table or JSON."""
         from mixerloop.benchmarking.operator_speed import bench_operator
         from mixerloop.benchmarking.text import operator_text
 
@@ -97,7 +97,7 @@ class Prefill(PrefillSettings):
     """Print JSON for programs."""
 
     def run(self) -> None:
-        """Measure and show."""
+        """Run the benchmark and print a table or JSON."""
         from mixerloop.benchmarking.prefill_speed import bench_prefill
         from mixerloop.benchmarking.text import prefill_line, prefill_text
 
@@ -113,7 +113,7 @@ class Decode(DecodeSettings):
     """Print JSON for programs."""
 
     def run(self) -> None:
-        """Measure and show."""
+        """Run the benchmark and print a table or JSON."""
         from mixerloop.benchmarking.decode_speed import bench_decode
         from mixerloop.benchmarking.text import decode_text
 
@@ -128,7 +128,7 @@ class Train(TrainSettings):
     """Print JSON for programs."""
 
     def run(self) -> None:
-        """Measure and show."""
+        """Run the benchmark and print a table or JSON."""
         from mixerloop.benchmarking.text import train_line, train_text
         from mixerloop.benchmarking.training_speed import bench_train
 
@@ -144,7 +144,7 @@ class Transport(TransportSettings):
     """Print JSON for programs."""
 
     def run(self) -> None:
-        """Measure and show."""
+        """Run the benchmark and print a table or JSON."""
         from mixerloop.benchmarking.text import transport_text
         from mixerloop.benchmarking.transport_speed import bench_transport
 
@@ -163,7 +163,7 @@ class Core(CoreSettings):
     """Print JSON for programs."""
 
     def run(self) -> None:
-        """Measure and show."""
+        """Run the benchmark and print a table or JSON."""
         from mixerloop.benchmarking.core_speed import bench_core
         from mixerloop.benchmarking.text import core_text
 
@@ -184,7 +184,7 @@ class Bench:
     )
 
     def run(self) -> None:
-        """Run the benchmark that was named."""
+        """Run the benchmark that the subcommand names."""
         self.what.run()
 
 

@@ -1,4 +1,4 @@
-"""`mixerloop data`: prepare corpora, verify them, look at them."""
+"""`mixerloop data`: prepare corpora, verify them, and show samples."""
 
 import json
 from dataclasses import dataclass, make_dataclass
@@ -15,7 +15,7 @@ from mixerloop.data.tasks.registry import TASKS
 from mixerloop.data.tasks.task import Task, TaskSettings
 from mixerloop.progress_line import preparing_progress, says_how_to_resume
 
-HELP = """Prepare a corpus into verified shards, check one, or look at one.
+HELP = """Prepare a corpus as verified shards, verify prepared data, or show samples of it.
 
 examples:
   mixerloop data prepare stdlib --out data/stdlib
@@ -23,7 +23,7 @@ examples:
   mixerloop data show data/stdlib
 """
 PREPARE_HELP = """\
-Turn a source into a folder that training reads; stopped and started again, it goes on.
+Turn a source into a folder that training reads; the same command resumes after a stop.
 
 examples:
   mixerloop data prepare stdlib --out data/stdlib
@@ -31,8 +31,8 @@ examples:
   mixerloop data prepare text books/ notes.jsonl.xz --vocab-size 8192 --out data/mine
   mixerloop data prepare climbmix --shards 0-9 --tokenizer llama2.model --out data/climbmix
 """
-VERIFY_HELP = "Hash every file again; prove the split."
-SHOW_HELP = "Counts and samples, decoded."
+VERIFY_HELP = "Hash every file again, and check that no document is in both splits."
+SHOW_HELP = "Show counts and decoded samples."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +40,12 @@ class PrepareSource(preparation.Preparation):
     """The options of every source, beside those of its preparation."""
 
     out: Path
-    """The folder to make, or to go on with."""
+    """The folder to make, or to resume."""
     json: bool = False
     """Print JSON for programs."""
 
     def run(self) -> None:
-        """Prepare and report."""
+        """Prepare the data and print its counts, or JSON."""
         with says_how_to_resume():
             prepared = self.prepare(self.out, progress=None if self.json else preparing_progress())
         if self.json:
@@ -60,7 +60,7 @@ class Climbmix(preparation.ClimbmixPreparation, PrepareSource):
     """The options of `mixerloop data prepare climbmix`."""
 
     from_: Annotated[Path | None, tyro.conf.arg(name="from")] = None
-    """A folder that holds the parquet files; they are downloaded where none is given."""
+    """A folder with the parquet files; by default they are downloaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Text(preparation.TextPreparation, PrepareSource):
     """The options of `mixerloop data prepare text`."""
 
     paths: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """Files, or folders that are searched for them."""
+    """Files, or folders to search for files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class PrepareTask(PrepareSource):
     """The folder to make."""
 
     def prepare(self, out: Path, *, progress: Progress | None = None) -> PreparationResult:
-        """Write the settings."""
+        """Write a folder with the task's settings; training draws sequences from them."""
         names = self.settings_type.__dataclass_fields__
         settings = self.settings_type(**{name: getattr(self, name) for name in names})
         return preparation.TaskPreparation(settings=settings).prepare(out, progress=progress)
@@ -124,7 +124,7 @@ class Prepare:
     source: Source
 
     def run(self) -> None:
-        """Prepare the source."""
+        """Run the preparation of the source that the subcommand names."""
         self.source.run()
 
 
@@ -138,7 +138,7 @@ class Verify:
     """Print JSON for programs."""
 
     def run(self) -> None:
-        """Hash everything again and look for documents in both splits."""
+        """Hash all files again and look for documents that are in both splits."""
         prepared = open_prepared(self.folder)
         proved = prepared.verify()
         if self.json:
@@ -156,12 +156,12 @@ class Show:
     samples: int = 2
     """Documents to show of each split."""
     characters: int = 300
-    """How much of a document to show."""
+    """Characters to show of each document."""
     json: bool = False
     """Print JSON for programs."""
 
     def run(self) -> None:
-        """Print counts and samples."""
+        """Print the counts and some decoded samples, or JSON."""
         prepared = open_prepared(self.folder)
         samples = prepared.samples(self.samples, characters=self.characters)
         if self.json:
@@ -169,8 +169,7 @@ class Show:
             print(json.dumps(facts, indent=2, ensure_ascii=False))
             return
         texts = [f"\n--- {split}\n{text}" for split in samples for text in samples[split]]
-        for text in (*prepared.counts(), *texts):
-            print(text)
+        print(*prepared.counts(), *texts, sep="\n")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,5 +183,5 @@ class Data:
     )
 
     def run(self) -> None:
-        """Run the chosen action."""
+        """Run the action that the subcommand names."""
         self.action.run()

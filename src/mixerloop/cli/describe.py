@@ -1,4 +1,4 @@
-"""`mixerloop describe`: what a size and its schedules cost, beside the paper's own figures."""
+"""`mixerloop describe`: the cost of a size under each schedule, beside the paper's figures."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +32,7 @@ class Describe:
     """Print JSON for programs."""
 
     def run(self) -> None:
-        """Count and print."""
+        """Count parameters, compute and memory, and print a table or JSON."""
         from mixerloop.description import describe, description_text
 
         described = describe(self.size, schedules=self.schedule)

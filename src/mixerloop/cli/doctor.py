@@ -1,10 +1,10 @@
-"""`mixerloop doctor`: what this machine and this installation have, and what is missing."""
+"""`mixerloop doctor`: facts about this machine and this installation, and missing packages."""
 
 from dataclasses import dataclass
 
 from mixerloop.files import json_text
 
-HELP = """Look at the machine and the installation, and say what is missing and what it costs.
+HELP = """Inspect the machine and the installation; name missing packages and their cost.
 
 examples:
   mixerloop doctor
@@ -20,7 +20,7 @@ class Doctor:
     """Print JSON for programs."""
 
     def run(self) -> None:
-        """Look and say."""
+        """Inspect the installation and print text or JSON."""
         from mixerloop.installation import inspect_installation, installation_text
 
         here = inspect_installation()

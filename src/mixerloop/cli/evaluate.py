@@ -1,4 +1,4 @@
-"""`mixerloop evaluate`: what a trained model can do."""
+"""`mixerloop evaluate`: measure trained models and compare them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ examples:
   mixerloop evaluate task RUN
   mixerloop evaluate task RUN --data data/hops --json
 """
-NLL_HELP = """Next-token NLL and bits per byte of everything held out, by document and position.
+NLL_HELP = """Next-token NLL and bits per byte of the held-out set, by document and position.
 
 examples:
   mixerloop evaluate nll RUN
@@ -53,12 +53,12 @@ class Hops(Opening):
     """The options of `mixerloop evaluate hops`."""
 
     data: Path | None = None
-    """A folder of hops; the one the run was trained on unless you say so."""
+    """A folder of hops; by default the data that the run was trained on."""
     sequences: int = 4096
     """Held-out sequences to read, 4,096 at most."""
 
     def run(self) -> None:
-        """Measure and print."""
+        """Measure the accuracy on hops, and print a table or JSON."""
         from mixerloop.evaluation.hops_accuracy import evaluate_hops
 
         subject = self.open()
@@ -75,12 +75,12 @@ class TaskAccuracy(Opening):
     """The options of `mixerloop evaluate task`."""
 
     data: Path | None = None
-    """A folder of a synthetic task; the run's own by default."""
+    """A folder of a synthetic task; by default the data that the run was trained on."""
     sequences: int = 4096
     """Held-out sequences to read, 4,096 at most."""
 
     def run(self) -> None:
-        """Measure and print."""
+        """Measure the accuracy on a synthetic task, and print a table or JSON."""
         from mixerloop.evaluation.task_accuracy import evaluate_task
 
         subject = self.open()
@@ -90,11 +90,11 @@ class TaskAccuracy(Opening):
             return
         print(f"{self.run_path}, schedule {result.schedule}: {result.task}")
         table = table_of(result.group_name, "right", "95 % interval", "guess", "questions")
-        for one in result.accuracy_by_group:
-            right = one.accuracy
+        for group in result.accuracy_by_group:
+            right = group.accuracy
             interval = f"{right.lower:.3f} to {right.upper:.3f}"
-            numbers = (f"{right.value:.3f}", interval, f"{one.guess:.3f}", f"{one.questions:,}")
-            table.add_row(str(one.group), *numbers)
+            numbers = (f"{right.value:.3f}", interval, f"{group.guess:.3f}", f"{group.questions:,}")
+            table.add_row(str(group.group), *numbers)
         print_table(table)
         print(where_kept(subject, result))
 
@@ -102,11 +102,11 @@ class TaskAccuracy(Opening):
 def _show_hops(run: str, result: "HopsResult") -> None:
     print(f"{run}, schedule {result.schedule}")
     print("hops  right  95 % interval  guess  questions")
-    for one in result.accuracy_by_hop:
-        right = one.accuracy
+    for hop in result.accuracy_by_hop:
+        right = hop.accuracy
         print(
-            f"{one.hops:4}  {right.value:.3f}  {right.lower:.3f} to {right.upper:.3f}  "
-            f"{one.guess:.3f}  {one.questions:,}"
+            f"{hop.hops:4}  {right.value:.3f}  {right.lower:.3f} to {right.upper:.3f}  "
+            f"{hop.guess:.3f}  {hop.questions:,}"
         )
 
 
@@ -115,14 +115,14 @@ class HeldOutNLL(Opening):
     """The options of `mixerloop evaluate nll`."""
 
     data: Path | None = None
-    """A prepared folder; the one the run was trained on unless you say so."""
+    """A prepared folder; by default the data that the run was trained on."""
     context: int | None = None
-    """Tokens of a window; the run's own unless you say so."""
+    """Tokens of a window; by default the context of the run."""
     passes: tuple[int, ...] = ()
-    """Also stop after so many passes of each loop: what would the model be without the later?"""
+    """Also measure the model with only so many passes of each loop."""
 
     def run(self) -> None:
-        """Measure and print."""
+        """Measure the held-out NLL, and print tables or JSON."""
         from mixerloop.evaluation.held_out_nll import evaluate_nll
 
         subject = self.open()
@@ -148,8 +148,8 @@ class HeldOutNLL(Opening):
         print(where_kept(subject, result))
 
 
-def _interval(found: Estimate) -> str:
-    return f"{found.value:.4f} [{found.lower:.4f}, {found.upper:.4f}]"
+def _interval(estimate: Estimate) -> str:
+    return f"{estimate.value:.4f} [{estimate.lower:.4f}, {estimate.upper:.4f}]"
 
 
 def _show_nll(run: str, result: "NllResult") -> None:
@@ -179,5 +179,5 @@ class Evaluate:
     )
 
     def run(self) -> None:
-        """Measure the one that was asked for."""
+        """Run the measurement that the subcommand names."""
         self.what.run()

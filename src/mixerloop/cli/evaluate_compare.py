@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 COMPARE_HELP = """Differences between runs that were measured alike, with a verdict on each.
 
-Runs whose configs differ in the seed only are one architecture. CORE is times 100 in the table.
+Runs whose configs differ only in the seed are one architecture. CORE is times 100 in the table.
 
 examples:
   mixerloop evaluate compare runs/mixer_loop runs/full_loop
@@ -38,7 +38,7 @@ class Compare:
     """Print JSON for programs."""
 
     def run(self) -> None:
-        """Read the results and say what differs."""
+        """Compare the results of the runs, and print differences with verdicts, or JSON."""
         from mixerloop.evaluation.comparison import compare_runs
 
         check_seed(self.seed)

@@ -15,10 +15,10 @@ from mixerloop.text_tables import print_table, table_of
 if TYPE_CHECKING:
     from mixerloop.evaluation.core.core_result import CoreResult
 
-CORE_HELP = """The 22 tasks of CORE, offline; killed, the same command goes on where it stopped.
+CORE_HELP = """The 22 tasks of CORE, offline; the same command resumes after a stop or a kill.
 
-The bundle is what --bundle or $MIXERLOOP_CORE_BUNDLE names: a folder, .zip or .tar.xz. Where
-neither does, the public one is downloaded. Scores are fractions in JSON, times 100 in the table.
+--bundle or $MIXERLOOP_CORE_BUNDLE names the bundle: a folder, .zip or .tar.xz. By default the
+public bundle is downloaded. Scores are fractions in JSON, times 100 in the table.
 
 examples:
   mixerloop evaluate core RUN
@@ -36,18 +36,18 @@ class Core(Opening):
     tasks: tuple[str, ...] = ()
     """Only these tasks."""
     limit: int | None = None
-    """Only the first examples of each task; such a score compares with no other."""
+    """Only the first examples of each task; such a score is not comparable with other scores."""
     context: int = paper.CORE_CONTEXT
-    """Tokens a prompt may have; longer ones lose their beginning."""
+    """The most tokens of a prompt; longer prompts lose their beginning."""
     plain: bool = False
-    """Score every sequence whole instead of running shared beginnings once."""
+    """Run every sequence whole instead of running shared prefixes once."""
     verify_sharing: bool = False
-    """Score everything a second time, whole, and count the decisions that differ."""
+    """Score everything again with every sequence run whole, and count the decisions that differ."""
     replace: bool = False
-    """Drop answers that were kept with other settings."""
+    """Delete saved answers that were made with other settings."""
 
     def run(self) -> None:
-        """Measure and print."""
+        """Score the tasks, and print a table or JSON."""
         from mixerloop.evaluation.core.evaluate_core import evaluate_core
 
         subject = self.open()
@@ -69,7 +69,9 @@ class Core(Opening):
             print(json_text(encode(result)), end="")
             return
         _show(str(self.run_path), result)
-        assert subject.results is not None  # CORE resumes the answers that it keeps
+        assert (
+            subject.results is not None
+        )  # evaluate_core rejects a subject without a results folder
         answers = MEASURES["core"].details_in(subject.results)
         print(f"{where_kept(subject, result)}, answers in {answers}")
 

@@ -1,4 +1,4 @@
-"""`mixerloop export`: a model as others read it."""
+"""`mixerloop export`: a run as a folder for `transformers`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +10,9 @@ from mixerloop.files import json_text
 
 HELP = """Write a folder for `transformers`, with the names of the released checkpoints.
 
-A mixer, full or ffn loop is written as the authors write theirs, a model without a loop as
-flash-linear-attention does. Any other schedule gets our own type, mixerloop_schedule.
-It loads with AutoModelForCausalLM.from_pretrained(DIR) after `import mixerloop.interop.hf`.
+A mixer, full or ffn loop is written in the authors' format, a model without a loop in that of
+flash-linear-attention. Any other schedule gets our own type, mixerloop_schedule.
+The folder loads with AutoModelForCausalLM.from_pretrained(DIR) after `import mixerloop.interop.hf`.
 
 examples:
   mixerloop export RUN --to hf --out exported
@@ -28,12 +28,12 @@ class Export:
     out: Path
     """The folder to make."""
     to: Literal["hf"] = "hf"
-    """Hugging Face's transformers."""
+    """The format; hf is Hugging Face's transformers."""
     json: bool = False
     """Print JSON for programs."""
 
     def run(self) -> None:
-        """Load, rename, write."""
+        """Write the folder and print its model type, or JSON."""
         from mixerloop.interop.conversion import export_run
 
         made = export_run(self.run_path, self.out)

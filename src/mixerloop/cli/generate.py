@@ -1,4 +1,4 @@
-"""`mixerloop generate`: text from a run, as it is drawn."""
+"""`mixerloop generate`: continue a prompt, and print text while it is generated."""
 
 import sys
 from dataclasses import dataclass, field
@@ -46,16 +46,16 @@ class Generate:
     stop: Annotated[list[str], tyro.conf.UseAppendAction] = field(default_factory=list)
     """Stop before this text; may be repeated."""
     schedule: str | None = None
-    """Run under another schedule than the one the weights were made for."""
+    """Run under another schedule than that of the weights."""
     compute_dtype: str = "float32"
     """float32 or bfloat16."""
     form: str = "auto"
     """The form of the gated delta rule: auto, native, torch or definition."""
     json: bool = False
-    """Print one JSON object at the end instead of text as it comes."""
+    """Print one JSON object at the end instead of text while it is generated."""
 
     def run(self) -> None:
-        """Load, continue, and say how fast it went."""
+        """Continue the prompt, and print the text and its speed, or JSON."""
         if (self.prompt is None) == (not self.prompt_tokens):
             raise ValueError("give either --prompt or --prompt-tokens")
         from mixerloop.interop.loading import open_subject

@@ -8,10 +8,10 @@ import tyro
 
 from mixerloop.files import json_text
 
-HELP = """Make a run of a folder of `transformers`: a released checkpoint, or one we exported.
+HELP = """Make a run from a folder of `transformers`: a released checkpoint, or our own export.
 
-Known are gated_deltanet (flash-linear-attention's own), mixerloop, fullloop and ffnloop, and the
-mixerloop_schedule of our exports.
+The known model types are gated_deltanet (of flash-linear-attention), mixerloop, fullloop and
+ffnloop, and mixerloop_schedule (of our exports).
 
 examples:
   mixerloop import mixerloop-15m --out runs/released-15m
@@ -28,19 +28,19 @@ class Import:
     out: Path
     """The run to make."""
     schedule: str | None = None
-    """Take this instead of the loop the folder names."""
+    """Use this schedule instead of the loop that the folder names."""
     tokenizer: Path | None = None
-    """A SentencePiece model; the folder's tokenizer.model unless you say so."""
+    """A SentencePiece model; by default the folder's tokenizer.model."""
     ignore_keys: tuple[str, ...] = ()
-    """Keys of config.json that you know to mean nothing for what is computed."""
+    """Keys of config.json that you know to have no effect on the model."""
     json: bool = False
     """Print JSON for programs."""
 
     def run(self) -> None:
-        """Read, check, write."""
+        """Make the run and print its schedule, or JSON."""
         from mixerloop.interop.conversion import import_run
 
-        imported = import_run(
+        made = import_run(
             self.folder,
             self.out,
             schedule=self.schedule,
@@ -48,8 +48,6 @@ class Import:
             ignore_keys=self.ignore_keys,
         )
         if self.json:
-            print(json_text({**asdict(imported), "run": str(imported.run)}), end="")
+            print(json_text({**asdict(made), "run": str(made.run)}), end="")
         else:
-            print(
-                f"{imported.run}: {imported.parameters:,} parameters, schedule {imported.schedule}"
-            )
+            print(f"{made.run}: {made.parameters:,} parameters, schedule {made.schedule}")

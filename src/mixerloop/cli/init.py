@@ -9,7 +9,7 @@ from mixerloop.config import InitRule
 from mixerloop.files import json_text
 from mixerloop.parsing import one_of
 
-HELP = """Write a run whose weights are freshly drawn: the control for a trained one.
+HELP = """Write a run with fresh random weights: the control for a trained run.
 
 examples:
   mixerloop init nano --out runs/fresh
@@ -27,18 +27,18 @@ class Init:
     out: Path
     """The run to make."""
     schedule: str | None = None
-    """Notation such as 6x(A4 F), or a named loop; the size's own is mixer_loop."""
+    """Notation such as 6x(A4 F), or a named loop; presets use mixer_loop by default."""
     init: str = "shared"
     """shared: one draw for every schedule; released: as in the authors' code."""
     tokenizer: Path | None = None
-    """A SentencePiece model to go with the weights."""
+    """A SentencePiece model to store beside the weights."""
     seed: int = 1337
-    """Seed of the weights."""
+    """Random seed of the weights."""
     json: bool = False
     """Print JSON for programs."""
 
     def run(self) -> None:
-        """Draw, save, and say what comes next."""
+        """Draw and save the weights, and print the next command, or JSON."""
         from mixerloop.training.fresh_run import init_run
 
         fresh = init_run(

@@ -1,4 +1,4 @@
-"""Pick the verb and run it."""
+"""The entry point of the `mixerloop` command: parse the verb with its options, and run it."""
 
 import sys
 from typing import Annotated

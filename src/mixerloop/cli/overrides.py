@@ -1,4 +1,4 @@
-"""Options for every key of a config: `--train.seed 7` takes the place of what the file says."""
+"""An option for every key of a config: `--train.seed 7` overrides the key in the file."""
 
 import ast
 import dataclasses
@@ -10,19 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import tyro
 
-from mixerloop.config import (
-    PRESETS,
-    DataConfig,
-    ModelConfig,
-    Tables,
-    TrainConfig,
-    option_names,
-)
+from mixerloop.config import PRESETS, DataConfig, ModelConfig, Tables, TrainConfig, option_names
 from mixerloop.kinds import KINDS
 
 TRUTH = {"true": True, "false": False}
 _TRUTHS: set[str] = set()
-"""The fields that are true or false."""
+"""The fields of boolean keys."""
 SECTIONS: dict[str, type] = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig}
 
 
@@ -40,7 +33,7 @@ def _options() -> list[tuple[str, Any, Any]]:
 def _kind_options() -> list[tuple[str, Any, Any]]:
     """The options of every kind: `model.OPTION`, or `model.KIND.OPTION` where kinds share a name.
 
-    A pass rule is given by its unit: `model.RULE`.
+    The option of a pass rule is `model.RULE`, and its value is the unit.
     """
     shared = Counter(name for kind in KINDS for name in option_names(kind))
     options = []
@@ -84,7 +77,7 @@ def _docstrings(cls: type) -> dict[str, str]:
     """The string under each field of a dataclass."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(body, ast.ClassDef)
-    found = {}
+    docstrings = {}
     for field, after in zip(body.body, body.body[1:], strict=False):
         if (
             isinstance(field, ast.AnnAssign)
@@ -92,8 +85,8 @@ def _docstrings(cls: type) -> dict[str, str]:
             and isinstance(after, ast.Expr)
             and isinstance(after.value, ast.Constant)
         ):
-            found[field.target.id] = str(after.value.value)
-    return found
+            docstrings[field.target.id] = str(after.value.value)
+    return docstrings
 
 
 if TYPE_CHECKING:
@@ -105,7 +98,7 @@ else:
 
 
 def given(options: Overrides) -> Tables:
-    """The keys that were given, by section."""
+    """The keys that the command line sets, by section."""
     tables: Tables = {}
     for name, value in vars(options).items():
         if value is not None:

@@ -19,23 +19,20 @@ examples:
   mixerloop report runs/mixer_loop runs/full_loop --out both.html
 """
 
-RUNS = "runs"
-"""The part that runs outside a study are shown as."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """The options of `mixerloop report`."""
 
     paths: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders of studies; or runs with results."""
+    """Folders of studies, or runs with results."""
     out: Path | None = None
-    """The page; report.html in the study's folder unless you say so."""
+    """The page to write; by default report.html in the study's folder."""
     json: bool = False
     """Print JSON for programs."""
 
     def run(self) -> None:
-        """Read, build, write."""
+        """Write the report and print its findings, or JSON."""
         from mixerloop.studies.reporting import make_report
 
         report = make_report(self.paths, self.out)

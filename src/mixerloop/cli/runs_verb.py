@@ -1,4 +1,4 @@
-"""`mixerloop runs`: which runs there are, in what state, with their last figures."""
+"""`mixerloop runs`: a list of runs with their state and their last metrics."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ import tyro
 from mixerloop import runs
 from mixerloop.files import json_text
 
-HELP = """List runs with their state and last figures.
+HELP = """List runs with their state and their last metrics.
 
 examples:
   mixerloop runs
@@ -21,19 +21,19 @@ class Runs:
     """The options of `mixerloop runs`."""
 
     folder: tyro.conf.Positional[Path] = runs.RUNS
-    """Where to look."""
+    """The folder to search for runs."""
     json: bool = False
     """Print JSON for programs."""
 
     def run(self) -> None:
-        """Look and list."""
+        """Print a table of the runs, or JSON."""
         from mixerloop.training.run_table import runs_text
         from mixerloop.training.status import list_runs
 
-        found = list_runs(self.folder)
+        listed = list_runs(self.folder)
         if self.json:
-            print(json_text([asdict(run) for run in found]), end="")
-        elif found:
-            print(runs_text(found))
+            print(json_text([asdict(run) for run in listed]), end="")
+        elif listed:
+            print(runs_text(listed))
         else:
             print(f"{self.folder}: no runs in here; make one with mixerloop train CONFIG.toml")

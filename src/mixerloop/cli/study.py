@@ -9,9 +9,9 @@ import tyro
 
 from mixerloop.files import json_text
 
-HELP = """Plan a study, run what is missing of it, and write its report.
+HELP = """Plan a study, run its unfinished cells, and write its report.
 
-The plan comes first. Stopped or killed, the same command goes on; finished cells are not run again.
+The plan is printed first. After a stop the same command resumes; finished cells are not run again.
 
 examples:
   mixerloop study studies/quick.toml
@@ -30,37 +30,36 @@ class Study:
     """The options of `mixerloop study`."""
 
     what: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """A study file; or status, and studies or their folders."""
+    """A study file; or the word status, and study files or folders."""
     out: Path | None = None
-    """The study's folder, runs/NAME for NAME.toml unless you say so."""
+    """The study's folder; by default runs/NAME for NAME.toml."""
     dry_run: bool = False
-    """Show the plan and stop."""
+    """Print the plan and run nothing."""
     cells: str | None = None
     """Run these cells only, such as 3,7; no report is written."""
     jobs: int | None = None
-    """Cells that run at a time, each a process with its share of the cores; as many as make the
-    study fastest here unless you say so. Numbers do not depend on it."""
+    """Cells at a time, one process each; by default the fastest number. It changes no result."""
     engine: Literal["here", "ray"] = "here"
     """Run cells on this machine, or hand them to a Ray cluster."""
     corpus: tuple[Path, ...] = ()
-    """Your text, for a study that asks for it."""
+    """Your text, for a study that needs text files."""
     held_out: tuple[Path, ...] = ()
-    """Files of it that are held out whole."""
+    """Files of text that are held out whole."""
     tokenizer: Path | None = None
-    """A SentencePiece model, for a study that asks for it."""
+    """A SentencePiece model, for a study that needs one."""
     json: bool = False
     """Print JSON for programs."""
 
     def run(self) -> None:
-        """Plan, run, compare and report."""
+        """Print the status of studies; or plan and run a study, and print its findings."""
         if not self.what:
             raise ValueError("name a study file, such as studies/quick.toml")
-        name, *others = self.what
+        name, *more = self.what
         if name == STATUS:
-            _show_status(others, as_json=self.json)
+            _show_status(more, as_json=self.json)
             return
-        if others:
-            raise ValueError(f"{others[0]}: one study at a time")
+        if more:
+            raise ValueError(f"{more[0]}: one study at a time")
         from mixerloop.studies.running import plan_study, run_planned
         from mixerloop.studies.text import plan_text
 
@@ -103,7 +102,7 @@ def _show_status(folders: list[str], *, as_json: bool) -> None:
 
     studies = study_status(folders)
     if as_json:
-        print(json_text([one.to_json() for one in studies]), end="")
+        print(json_text([study.to_json() for study in studies]), end="")
         return
-    for one in studies:
-        print(status_text(one))
+    for study in studies:
+        print(status_text(study))

@@ -1,4 +1,4 @@
-"""The options that all measuring verbs share."""
+"""Options that all measuring verbs share, and where their results are saved."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +19,15 @@ class Measuring:
     """The options of every verb that measures a model."""
 
     schedule: str | None = None
-    """Run under another schedule than the one the weights were trained with."""
+    """Run under another schedule than that of training."""
     compute_dtype: ComputeDtype = "float32"
     """The type of the projections."""
     form: FormChoice = "auto"
     """The form of the operators."""
     device: Device = "auto"
-    """Where to run."""
+    """The device to run on."""
     out: Path | None = None
-    """Keep the results here instead of in RUN/results, which has those of its own schedule only."""
+    """Save results here; by default in RUN/results, if the run is under its own schedule."""
     json: bool = False
     """Print JSON for programs, and no progress."""
 
@@ -53,12 +53,12 @@ class Opening(Measuring):
     """A run, or one of its checkpoints."""
 
     def open(self) -> "Subject":
-        """Load the model."""
+        """Load the model of `run_path`, ready to be measured."""
         return self.open_run(self.run_path)
 
 
 def where_kept(subject: "Subject", result: "Result") -> str:
-    """Where a result went, in words."""
+    """A sentence that names the file of a result, or says why there is none."""
     if subject.results is None:
         return "not kept: not a run, or not under its own schedule; --out keeps it"
     return f"kept in {subject.results / measure_of(type(result)).file}"

@@ -1,4 +1,4 @@
-"""`mixerloop train`: train a model, or go on training one."""
+"""`mixerloop train`: train a model, or resume a run."""
 
 import os
 import re
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from mixerloop.training.metrics import Metrics
     from mixerloop.training.trainer import Outcome
 
-HELP = """Train a model as a config says, or go on where a run was stopped.
+HELP = """Train a model from a config, or resume a run that was stopped.
 
-Every key of the config is an option too. Ctrl-C saves a checkpoint and says how to go on.
+Every key of the config is an option too. Ctrl-C saves a checkpoint and prints how to resume.
 
 examples:
   mixerloop train configs/nano-stdlib.toml --schedule full_loop
@@ -39,19 +39,19 @@ class Train:
     config: tyro.conf.Positional[Path | None] = None
     """A config file ending in .toml."""
     schedule: str | None = None
-    """What loops: a short form of --model.schedule that names the run folder too."""
+    """Short for --model.schedule; the schedule becomes part of the run folder's name."""
     out: Path | None = None
-    """The run to make; for a config NAME.toml runs/NAME, or runs/NAME-SCHEDULE with --schedule."""
+    """The run to make; by default runs/NAME for NAME.toml, runs/NAME-SCHEDULE with --schedule."""
     resume: Path | None = None
-    """The run to go on with."""
+    """The run to resume."""
     until: int | None = None
-    """Stop at this step, saved, and leave the rest of the budget to --resume."""
+    """Save and stop at this step; --resume trains the rest of the budget."""
     json: bool = False
     """Print JSON for programs, and no progress."""
     overrides: Overrides = field(default_factory=Overrides)
 
     def run(self) -> None:
-        """Train, and say how it ended."""
+        """Train or resume, print the outcome, and exit with an error if a signal stopped it."""
         overrides = self._tables()
         from mixerloop.training.display import show_training
 
@@ -120,14 +120,13 @@ def _say(run: Path, outcome: "Outcome", last: "Metrics | None", *, as_json: bool
             f"{run}: {outcome.step:,} steps, {last.tokens:,} tokens, loss {last.loss:.4f}, "
             f"held-out NLL {last.held_out_nll:.4f}"
         )
-        prompt = '--prompt "def"' if (outcome.checkpoint / runs.TOKENIZER).exists() else ""
-        print(
-            f"next: mixerloop generate {shlex.quote(str(run))} {prompt or '--prompt-tokens 1 2 3'}"
-        )
+        has_tokenizer = (outcome.checkpoint / runs.TOKENIZER).exists()
+        prompt = '--prompt "def"' if has_tokenizer else "--prompt-tokens 1 2 3"
+        print(f"next: mixerloop generate {shlex.quote(str(run))} {prompt}")
 
 
 def _command() -> str:
-    """How this process was started, as far as resuming goes."""
+    """The command to resume with: `mixerloop`, or `torchrun` with as many ranks as now."""
     local_ranks = os.environ.get("LOCAL_WORLD_SIZE")
     if local_ranks is None:
         return "mixerloop"

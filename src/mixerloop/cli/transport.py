@@ -1,4 +1,4 @@
-"""`mixerloop transport`: what each pass of a mixer does at the readout."""
+"""`mixerloop transport`: the effect of each mixer pass at the readout."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,10 @@ from mixerloop.measures import measure_of
 from mixerloop.progress_line import ProgressLine, counting
 from mixerloop.results import encode
 
-HELP = """Restore the context of one pass after another and watch the prediction move.
+HELP = """Restore the context of one pass after another, and measure how the prediction moves.
 
-ITR says over how many directions the passes of a layer spread; marginal ITR how much of a pass is
-new; both say nothing of whether it helps, which the gain does. Read docs/transport.md first.
+ITR counts the directions over which the passes of a layer spread. Marginal ITR is the new share of
+a pass. Only the gain says whether a pass helps. Read docs/transport.md first.
 
 examples:
   mixerloop transport RUN
@@ -40,24 +40,24 @@ class Transport(Measuring):
     init: InitRule = "shared"
     """How --random draws its weights."""
     data: Path | None = None
-    """A prepared folder; the one the run was trained on unless you say so."""
+    """A prepared folder; by default the data that the run was trained on."""
     windows: int = 16
-    """Held-out windows to look at."""
+    """Held-out windows to measure."""
     positions: int = 16
-    """Places in the second half of each window."""
+    """Positions to measure in the second half of each window."""
     context: int = 128
     """Tokens of a window."""
     control: bool = False
     """Also measure the same model before training: the weights its seed drew."""
     removal: bool = False
-    """Also leave out each pass and each ffn, and swap their order: what does that cost?"""
+    """Also measure the cost of leaving out each pass and each ffn, and of swapping their order."""
     second_draw: bool = False
-    """Look at other windows, none of which is in the first draw."""
+    """Draw other windows, none of which is in the first draw."""
     seed: int = 0
     """Seed of the draw, of the resampling and, with --random, of the weights."""
 
     def run(self) -> None:
-        """Measure, draw and print."""
+        """Measure transport, write the figures, and print tables or JSON."""
         from mixerloop.reports.transport_figures import FIGURES, write_transport_figures
         from mixerloop.transport.measurement import (
             Looking,

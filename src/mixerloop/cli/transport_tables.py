@@ -1,4 +1,4 @@
-"""What `mixerloop transport` prints of its result."""
+"""The tables that `mixerloop transport` prints."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def show(result: "TransportResult") -> None:
-    """The passes in a table, the paper's counts, and the paper's figures."""
+    """Print tables of the passes, the cost of removal, the control, and the paper's figures."""
     print(
         f"schedule {result.schedule}, {result.compute_dtype}; {result.windows} windows of "
         f"{result.context} tokens, {len(result.positions)} positions each"
@@ -63,12 +63,11 @@ def _show_passes(result: "TransportFigures") -> None:
 
 
 def _number(value: float | None, how: str) -> str:
-    """A figure; a dash where it is undefined."""
     return "-" if value is None else format(value, how)
 
 
-def _with_interval(found: PartialEstimate, how: str) -> str:
-    value, low, high = (_number(x, how) for x in (found.value, found.lower, found.upper))
+def _with_interval(estimate: PartialEstimate, how: str) -> str:
+    value, low, high = (_number(x, how) for x in (estimate.value, estimate.lower, estimate.upper))
     return f"{value} [{low}, {high}]"
 
 
@@ -78,7 +77,7 @@ def _show_removal(removal: "RemovalFigures") -> None:
         (removal.ffn_off, "NLL without an ffn"),
         (removal.swap_order, "NLL with an ffn before its mixer"),
     ):
-        parts = (f"{one.layer}.{one.pass_number} {one.delta_nll.value:+.4f}" for one in costs)
+        parts = (f"{cost.layer}.{cost.pass_number} {cost.delta_nll.value:+.4f}" for cost in costs)
         print(f"{title}, by layer.pass: {', '.join(parts)}")
     correlation = removal.spearman_marginal_itr_and_skip
     if correlation.value is not None:

@@ -1,1 +1,1 @@
-"""Models as others keep them: Hugging Face folders, the released checkpoints, lm-eval."""
+"""Models in other formats: Hugging Face folders, the released checkpoints, lm-eval."""

@@ -1,4 +1,4 @@
-"""`import_run` and `export_run`: runs from folders of `transformers`, and back."""
+"""`import_run` and `export_run`: convert folders of `transformers` to runs, and back."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from mixerloop.notation import notation
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedRun:
-    """A run that was made of a folder of `transformers`."""
+    """A run that was made from a folder of `transformers`."""
 
     run: Path
     parameters: int
@@ -31,13 +31,13 @@ class ImportedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedFolder:
-    """A folder of `transformers` that was made of a run."""
+    """A folder of `transformers` that was made from a run."""
 
     folder: Path
     checkpoint: Path
-    """The weights it was made of."""
+    """The folder of the weights that were exported."""
     model_type: str
-    """As `transformers` names the architecture."""
+    """The name of the architecture in `transformers`."""
 
 
 def import_run(
@@ -48,10 +48,10 @@ def import_run(
     tokenizer: Path | str | None = None,
     ignore_keys: Collection[str] = (),
 ) -> ImportedRun:
-    """Make a run of a released checkpoint, or of a folder that `export_run` wrote.
+    """Make a run from a released checkpoint, or from a folder that `export_run` wrote.
 
-    `schedule` takes the place of the loop that the folder names, `tokenizer` that of the folder's
-    own. `ignore_keys` are keys of config.json that mean nothing for what is computed.
+    `schedule` replaces the loop that the folder names, and `tokenizer` replaces the folder's
+    tokenizer. `ignore_keys` are keys of config.json that have no effect on the model.
     """
     folder, out = Path(folder), Path(out)
     check_is_new(out)
@@ -63,7 +63,7 @@ def import_run(
     if pieces is not None:
         check_fits(pieces, Tokenizer(pieces).vocab_size, config.model.vocab_size)
     imported = exported_config(folder)
-    if tokenizer is not None:  # the ids of special tokens are those of another tokenizer
+    if tokenizer is not None:  # the config's ids of special tokens are from the folder's tokenizer
         imported |= dict.fromkeys(("bos_token_id", "eos_token_id"))
     facts = {"seed": None, "imported": str(folder), "forms": model.forms()}
     save_run(out, model, config, tokenizer=pieces, imported=imported, facts=facts)

@@ -1,4 +1,4 @@
-"""Folders as `transformers` reads and writes them, to and from our models."""
+"""Convert folders of `transformers` to our models, and our models to such folders."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -29,12 +29,12 @@ from mixerloop.parsing import one_line
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 DAMAGE = (TypeError, IndexError, KeyError, AttributeError, RuntimeError, OverflowError)
-"""What reading a file of another shape raises."""
+"""Errors that a file with unexpected content can cause."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
 def is_exported(path: Path) -> bool:
-    """Whether a folder is one of `transformers` and not one of ours."""
+    """Whether a folder has the format of `transformers`, and is not a run."""
     return (path / CONFIG).is_file() and not (path / runs.CONFIG).exists()
 
 
@@ -45,7 +45,7 @@ def export(
     tokenizer: Path | None = None,
     like: Mapping[str, Any] | None = None,
 ) -> str:
-    """Write a folder that loads after `import mixerloop.interop.hf`, and say which type it has.
+    """Write a folder that loads after `import mixerloop.interop.hf`; returns its model type.
 
     `like` is the config of the folder that the model came from, if it came from one.
     """
@@ -75,7 +75,7 @@ def read_exported(
     schedule: str | None = None,
     ignore: Collection[str] = (),
 ) -> tuple[LoopedLM, RunConfig]:
-    """The model of a folder; whatever does not fit is named."""
+    """The model of a folder; raises an error that names every key or tensor that does not fit."""
     config = exported_model(folder, schedule=schedule, ignore=ignore)
     try:
         tensors = _tensors(folder)
@@ -108,20 +108,20 @@ def exported_model(
 
 
 def exported_config(folder: Path) -> dict[str, Any]:
-    """What a folder of `transformers` says of its model."""
+    """The config.json of a folder of `transformers`."""
     try:
-        given = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{CONFIG}: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"{CONFIG}: not JSON: {error}") from None
-    if not isinstance(given, dict):
+    if not isinstance(config, dict):
         raise ValueError(f"{CONFIG}: not an object")
-    return given
+    return config
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The file of the weights, or all that an index names."""
+    """The file of the weights, or all files that an index names."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
@@ -137,11 +137,11 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in weight_files(folder):
         with _opened(file) as opened:
-            found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    return found
+            tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    return tensors
 
 
 def _has_residual(folder: Path) -> bool:
@@ -163,7 +163,7 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _check_fit(tensors: dict[str, Tensor], model: LoopedLM) -> None:
-    """Every tensor of the file against what a model of its config would have there."""
+    """Compare the names and shapes of the tensors with those of a model of the config."""
     wanted = to_released(
         dict(model.named_parameters()),
         num_layers=model.config.num_layers,
@@ -181,7 +181,10 @@ def _check_fit(tensors: dict[str, Tensor], model: LoopedLM) -> None:
 
 
 def _special_tokens(tokenizer: Path | None) -> dict[str, Any]:
-    """Our documents begin with a start token and are not ended: either token ends a text."""
+    """The ids of the start token and of the tokens that end a text.
+
+    Our documents begin with a start token and have no end token, so either token ends a text.
+    """
     if tokenizer is None:
         return {"bos_token_id": None, "eos_token_id": None}
     from mixerloop.data.tokenizer import Tokenizer

@@ -41,7 +41,7 @@ GENERATION_KEYS = {"until", "max_gen_toks", "do_sample", "temperature", "top_k",
 
 @register_model("mixerloop")
 class MixerLoopLM(TemplateLM):
-    """A run, a checkpoint or an exported folder."""
+    """The harness's interface to the model of a run, a checkpoint or an exported folder."""
 
     def __init__(
         self,
@@ -53,16 +53,17 @@ class MixerLoopLM(TemplateLM):
         batch_size: int | str = 1,
         max_batch_size: int | None = None,
     ) -> None:
-        """`batch_size` is the harness's own; how much runs at once is the scorer's business."""
+        """The harness passes `batch_size`, which is ignored: the scorer chooses its own batches."""
         super().__init__()
-        found = find_device("auto" if device is None else device, option="device")  # pyright: ignore
+        name: Any = "auto" if device is None else device
+        torch_device = find_device(name, option="device")
         loaded = load_any(Path(run))
         path = loaded.folder / runs.TOKENIZER
         if not path.is_file():
             raise ValueError(f"{run}: has no tokenizer, so it cannot read text")
         self.text = Tokenizer(path)
         check_fits(path, self.text.vocab_size, loaded.config.model.vocab_size)
-        self.model = loaded.model.to(found).eval()
+        self.model = loaded.model.to(torch_device).eval()
         layers = loaded.config.model.num_layers
         self.walked = resolve(schedule or loaded.config.model.schedule, layers)
         self.compute: ComputeDtype = one_of(ComputeDtype, compute_dtype, "compute type")
@@ -71,25 +72,25 @@ class MixerLoopLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """What ends a text."""
+        """The end token, or the start token of a tokenizer without an end token."""
         return self.text.eos_id if self.text.eos_id >= 0 else self.prefix_token_id
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text of which nothing is given."""
+        """The start token, which the harness puts before a text without context."""
         if self.text.bos_id < 0:
             raise ValueError("the tokenizer has no start token to put before a text")
         return self.text.bos_id
 
     @property
     def tokenizer_name(self) -> str:
-        """Names the harness's cache of requests."""
+        """The tokenizer's fingerprint, which names the harness's cache of requests."""
         return self.text.fingerprint
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **unused: object
     ) -> list[int]:
-        """Token ids, from the start token on unless it is not wanted."""
+        """Token ids, with the start token unless `add_special_tokens` is false."""
         ids = self.text.encode(string)
         has_start = self.text.bos_id >= 0
         return ids[1:] if has_start and add_special_tokens is False else ids
@@ -100,26 +101,29 @@ class MixerLoopLM(TemplateLM):
         disable_tqdm: bool = False,
         **unused: object,
     ) -> list[tuple[float, bool]]:
-        """The log probability of each continuation, and whether greedy decoding would write it."""
-        found: list[tuple[float, bool]] = []
+        """The log likelihood of each continuation, and whether greedy decoding would produce it."""
+        likelihoods: list[tuple[float, bool]] = []
         for at in range(0, len(requests), ASKED_AT_ONCE):
-            asked = [
+            candidates = [
                 [_candidate(context, continuation, self.max_length)]
                 for _, context, continuation in requests[at : at + ASKED_AT_ONCE]
             ]
-            for ((tokens, start),), (scores,) in zip(asked, self.scorer.score(asked), strict=True):
+            for ((tokens, start),), (scores,) in zip(
+                candidates, self.scorer.score(candidates), strict=True
+            ):
                 greedy = bool((scores.most_likely == tokens[start:]).all())
-                found.append((-float(scores.losses.sum()), greedy))
-        return found
+                likelihoods.append((-float(scores.losses.sum()), greedy))
+        return likelihoods
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """The log probability of whole texts, in windows that each see what was before.
+        """The log likelihood of whole texts, in windows that include the tokens before them.
 
-        As in the harness's own `hf`, a text's start token is scored too, after one that is not.
+        As in the harness's own `hf`, the start token of a text is scored too, after a second start
+        token that is not scored.
         """
-        found = []
+        likelihoods = []
         for (text,) in (request.args for request in requests):
             windows = get_rolling_token_windows(
                 token_list=self.tok_encode(text),
@@ -128,26 +132,26 @@ class MixerLoopLM(TemplateLM):
                 context_len=1,
             )
             parts = [(("", ""), *make_disjoint_window(window)) for window in windows]
-            found.append(sum(value for value, _ in self._loglikelihood_tokens(parts)))
-        return found
+            likelihoods.append(sum(value for value, _ in self._loglikelihood_tokens(parts)))
+        return likelihoods
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Text until a stop, one prompt after another."""
+        """Generate text up to a stop text, one prompt after another."""
         return [self._written(*request.args) for request in requests]
 
     def _written(self, context: str, options: dict[str, Any]) -> str:
-        asked: dict[str, Any] = {**normalize_gen_kwargs(options, DEFAULT_NEW_TOKENS)}
-        unknown = set(asked) - GENERATION_KEYS
+        settings: dict[str, Any] = {**normalize_gen_kwargs(options, DEFAULT_NEW_TOKENS)}
+        unknown = set(settings) - GENERATION_KEYS
         if unknown:
             raise ValueError(f"generation option {', '.join(sorted(unknown))} is not known here")
-        stops, most = [one for one in asked["until"] if one], asked["max_gen_toks"]
+        stops, most = [stop for stop in settings["until"] if stop], settings["max_gen_toks"]
         if not 1 <= most < self.max_length:
             raise ValueError(f"max_gen_toks must be below max_length = {self.max_length}")
         prompt = self.tok_encode(context)[-(self.max_length - most) :]
         sampling = Sampling(
-            temperature=asked.get("temperature", 1.0) if asked["do_sample"] else 0.0,
-            top_k=asked.get("top_k"),
-            top_p=asked.get("top_p"),
+            temperature=settings.get("temperature", 1.0) if settings["do_sample"] else 0.0,
+            top_k=settings.get("top_k"),
+            top_p=settings.get("top_p"),
         )
         device = self.model.embedding.weight.device
         written: list[int] = []
@@ -162,16 +166,16 @@ class MixerLoopLM(TemplateLM):
             num_ids=self.text.vocab_size,
         ):
             if int(token) in (self.text.eos_id, self.text.bos_id):
-                break  # the text ends, or the next one begins
+                break  # the document ends, or the next document begins
             written.append(int(token))
             if any(stop in self.text.decode(written) for stop in stops):
                 break
-        text = self.text.decode(written)  # by itself, as the harness's own `hf` reads it
+        text = self.text.decode(written)  # without its prompt, as in the harness's own `hf`
         return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)]
 
 
 def _candidate(context: list[int], continuation: list[int], most: int) -> Candidate:
-    """Cropped from the left; the first token of all can not be scored."""
+    """A candidate, cropped from the left. Its first token cannot be scored: none is before it."""
     if len(continuation) > most:
         raise ValueError(f"a continuation has {len(continuation)} tokens; max_length is {most}")
     whole = (context + continuation)[-(most + 1) :]
@@ -180,7 +184,7 @@ def _candidate(context: list[int], continuation: list[int], most: int) -> Candid
 
 
 if __name__ == "__main__":
-    import lm_eval.models  # noqa: F401  # its own, which it registers only if there are none yet
+    import lm_eval.models  # noqa: F401  # lm_eval registers its own models only if no model is registered
     from lm_eval.__main__ import cli_evaluate
 
     import mixerloop.interop.hf  # noqa: F401  # so that --model hf can read exported folders

@@ -32,17 +32,17 @@ from mixerloop.subject import Subject
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model, and what says which one it is."""
+    """A model with its config and the fingerprint of its weights."""
 
     folder: Path
-    """Where its weights and its tokenizer are."""
+    """The folder of the weights and the tokenizer."""
     model: LoopedLM
     config: RunConfig
     fingerprint: str
     is_run: bool
-    """Whether results can be kept beside it."""
+    """Whether the folder belongs to a run, which can hold results."""
     imported: dict[str, Any] | None
-    """The config.json of the folder of `transformers` that it is, or came from."""
+    """The config.json of the folder of `transformers` that the model came from."""
 
 
 def model_of(path: Path) -> ModelConfig:
@@ -64,9 +64,9 @@ def open_subject(
 ) -> Subject:
     """Load a run, one of its checkpoints, or an exported folder, ready to be measured.
 
-    Results are kept in `results`, or in the run's own results folder. A run under another schedule
-    than its own, and an exported folder, keep results in `results` only. Without `keep` a run keeps
-    none either, so that its folder may be one that cannot be written.
+    Results are saved in `results`, or by default in the run's own results folder. Results of a run
+    under another schedule, and of an exported folder, are saved in `results` only. Without `keep`
+    the run's own results folder is not used, so that the run may be read-only.
     """
     machine.keep_freed_memory()
     where = None if results is None else Path(results)
@@ -92,17 +92,17 @@ def open_subject(
 
 
 def load_any(path: Path, *, form: FormChoice = "auto") -> Loaded:
-    """Load a model; nothing that is loaded can run code."""
+    """Load the model of a run, a checkpoint or an exported folder; no file is able to run code."""
     if is_exported(path):
         model, config = read_exported(path, form=form)
         hashes = [file_sha256(file) for file in weight_files(path)]
         whole = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode())
         fingerprint = whole if isinstance(whole, str) else whole.hexdigest()
-        given = exported_config(path)
-        return Loaded(path, model, config, fingerprint, is_run=False, imported=given)
+        imported = exported_config(path)
+        return Loaded(path, model, config, fingerprint, is_run=False, imported=imported)
     folder = runs.find_checkpoint(path)
     model, config = load_model(folder, form=form)
-    kept = folder / runs.IMPORTED
-    imported = read_json(kept) if kept.is_file() else None
+    imported_file = folder / runs.IMPORTED
+    imported = read_json(imported_file) if imported_file.is_file() else None
     fingerprint = file_sha256(folder / runs.CONTENTS)
     return Loaded(folder, model, config, fingerprint, is_run=True, imported=imported)

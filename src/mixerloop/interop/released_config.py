@@ -1,7 +1,7 @@
-"""A `config.json` of the released checkpoints, or of flash-linear-attention, as ours; and back.
+"""Convert the `config.json` of released checkpoints and of flash-linear-attention, and back.
 
-Every key is either read, or must have the one value our model has, or means nothing for what is
-computed. Any other key is rejected by name. A number of passes is never guessed.
+Every key is either read, or must have the only value that our model supports, or has no effect on
+the model. Any other key is rejected by name. The number of passes is never guessed.
 """
 
 import math
@@ -19,13 +19,13 @@ from mixerloop.schedule import LOOPS, Unit, num_passes_of
 
 @dataclass(frozen=True)
 class Release:
-    """A type of model as others publish it."""
+    """A published type of model."""
 
     architecture: str
     loop: str
     """The named loop of all models of this type."""
     unit: Unit | None = None
-    """What a pass of its learned residual goes round."""
+    """The unit around which the learned residual of this type is added."""
     dialect: Dialect = LOOPED
 
 
@@ -36,9 +36,9 @@ RELEASES = {
     "fullloop": Release("FullLoopForCausalLM", "full_loop", "stack"),
     "ffnloop": Release("FFNLoopForCausalLM", "ffn_loop", "ffn"),
 }
-"""By `model_type`: flash-linear-attention's own, and the authors' three."""
+"""By `model_type`: the type of flash-linear-attention, and the authors' three types."""
 ANY_SCHEDULE = "mixerloop_schedule"
-"""Our own type, for every other schedule; the authors' classes cannot mistake it for theirs."""
+"""Our own type, for every other schedule; the authors' code does not load it by mistake."""
 ANY_ARCHITECTURE = "LoopedForCausalLM"
 TYPES = (*RELEASES, ANY_SCHEDULE)
 
@@ -52,7 +52,7 @@ SIZES = {
     "conv_size": "conv_width",
     "norm_eps": "norm_eps",
 }
-"""Theirs to ours."""
+"""Our names of sizes, by the names in config.json."""
 LOOP_COUNT, USE_RESIDUAL = "loop_count", "use_residual"
 OLD_PASSES = "num_passes"
 MIXER, FFN, RESIDUAL = "gated_delta_net", "swiglu", "pass_residual"
@@ -72,7 +72,7 @@ MUST_BE: dict[str, tuple[Any, ...]] = {
 HIDDEN_RATIO, EXPAND_V, NEGATIVE = "hidden_ratio", "expand_v", "allow_neg_eigval"
 SIZE_KEYS = (*SIZES, HIDDEN_RATIO, EXPAND_V, NEGATIVE)
 FFN_MULTIPLE = 256
-WIDTH_ROUNDING = 1e-6  # of a ratio of two widths, written in decimals
+WIDTH_ROUNDING = 1e-6  # relative error of a ratio of two widths that is written in decimals
 WITHOUT_MEANING = {
     *("model_type", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "return_dict", "_name_or_path"),
@@ -82,7 +82,7 @@ WITHOUT_MEANING = {
     *("id2label", "label2id", "layer_types", "num_attention_heads", "tokenizer_class"),
 }
 OURS_TO_SAY = {"model_type", "architectures", "auto_map", "dtype", "torch_dtype"}
-"""Keys without meaning that an export does not take over from the folder a model came from."""
+"""Keys that export writes itself; it does not copy them from the folder a model came from."""
 PUBLISHED = {
     "attn_mode": "chunk",
     "bos_token_id": None,
@@ -96,10 +96,10 @@ PUBLISHED = {
     "initializer_range": 0.02,
     "max_position_embeddings": 1024,
 }
-"""What the published files say beside sizes and loops."""
+"""The values of other keys than sizes and loops in the published files."""
 PUBLISHED_WITHOUT_LOOP = {"use_cache": False, "use_gate": True, "use_short_conv": True}
 TAKEN_OVER = (WITHOUT_MEANING - OURS_TO_SAY) | {*MUST_BE, HIDDEN_RATIO, NEGATIVE, "num_v_heads"}
-"""Keys that an export takes over from the folder a model came from."""
+"""Keys that export copies from the folder a model came from."""
 
 
 def model_config(
@@ -109,16 +109,16 @@ def model_config(
     schedule: str | None = None,
     ignore: Collection[str] = (),
 ) -> ModelConfig:
-    """Our config from theirs.
+    """Our config from a config.json.
 
     `has_residual` says whether the weights have a learned residual; None leaves that to the config.
-    A `schedule` that is given takes the place of theirs.
+    `schedule` overrides the schedule of the config.json.
     """
     kind = given.get("model_type")
     if not isinstance(kind, str) or kind not in TYPES:
         raise ValueError(f"model_type '{kind}' is not known here; {suggest(kind, TYPES)}")
     given = {key: value for key, value in given.items() if key not in ignore}
-    if given.get(OLD_PASSES, 1) is None:  # as transformers saved our first exports
+    if given.get(OLD_PASSES, 1) is None:  # transformers saved our first exports with this key
         del given[OLD_PASSES]
     read = (*SIZE_KEYS, *LOOP_KEYS, *MUST_BE)
     for key in given:
@@ -140,7 +140,7 @@ def model_config(
 
 
 def released_type(config: ModelConfig, *, prefer: str | None = None) -> str:
-    """The published type that a model is, or our own; of several, the preferred type."""
+    """The published type that fits a model, or our own; if several fit, the preferred type."""
     occurrences, unit = config.occurrences(), _unit_of(config)
     sizes = config.num_layers, num_passes_of(occurrences)
     types = [
@@ -152,10 +152,11 @@ def released_type(config: ModelConfig, *, prefer: str | None = None) -> str:
 
 
 def released_config(config: ModelConfig, *, like: Mapping[str, Any] | None = None) -> dict:
-    """Ours as theirs.
+    """A config.json from our config.
 
-    `like` is the config of the folder the model came from. What has no meaning here is taken over
-    from it, and keys it does not have are left out where its reader knows what they are.
+    `like` is the config of the folder the model came from. Keys that have no effect here are copied
+    from it. If both have the same type, optional keys that `like` lacks are left out: readers of
+    that type know the defaults.
     """
     came_from = None if like is None or "schedule" in like else like.get("model_type")
     mixer = released_mixer(config)
@@ -180,7 +181,9 @@ def released_config(config: ModelConfig, *, like: Mapping[str, Any] | None = Non
         needed["architectures"] = [RELEASES[kind].architecture]
     if kind in RELEASES and kind != NO_LOOP:
         needed[LOOP_COUNT] = num_passes_of(config.occurrences())
-        needed["use_cache"] = False  # their classes would keep one state for all passes of a layer
+        needed["use_cache"] = (
+            False  # the authors' classes cache one state for all passes of a layer
+        )
     if unit is not None and kind != ANY_SCHEDULE:
         needed[USE_RESIDUAL] = True
     usual = PUBLISHED | (PUBLISHED_WITHOUT_LOOP if kind == NO_LOOP else {})
@@ -189,7 +192,7 @@ def released_config(config: ModelConfig, *, like: Mapping[str, Any] | None = Non
     if like is None:
         return usual | needed
     taken_over = {key: value for key, value in like.items() if key in TAKEN_OVER}
-    if came_from == kind:  # whose readers know what a key means that is not there
+    if came_from == kind:  # readers of this type know the default of a missing key
         usual = {key: value for key, value in usual.items() if key in like}
     types = {key: "float32" for key in ("dtype", "torch_dtype") if key in like}
     return usual | taken_over | types | needed
@@ -208,7 +211,7 @@ def released_mixer(config: ModelConfig) -> GatedDeltaNetOptions:
 
 
 def _unit_of(config: ModelConfig) -> Unit | None:
-    """What a pass of the learned residual goes round, if the model has such a residual."""
+    """The unit around which the learned residual is added; None without a learned residual."""
     rule = config.pass_rules().get(RESIDUAL)
     return None if rule is None else rule.unit
 
@@ -219,7 +222,7 @@ def _sizes(given: Mapping[str, Any]) -> dict[str, Any]:
         given["intermediate_size"] = _ffn_width(given["hidden_size"], given.get(HIDDEN_RATIO))
     sizes = {ours: given[theirs] for theirs, ours in SIZES.items() if given.get(theirs) is not None}
     for theirs, ours in SIZES.items():
-        if ours not in sizes and ours != "conv_width":  # which is 4 everywhere
+        if ours not in sizes and ours != "conv_width":  # which is 4 in every published model
             raise ValueError(f"{theirs} is missing")
         if ours in sizes and not _is_number(sizes[ours], ours):
             raise ValueError(f"{theirs} = {sizes[ours]!r}: not a number it can be")
@@ -230,7 +233,7 @@ def _sizes(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value_width(d_head: int, expand: object) -> int | None:
-    """Of a head; none where it is that of a key, as in every published file."""
+    """The value width of a head; None if it equals the key width, as in every published file."""
     if expand is None:
         return None
     if isinstance(expand, bool) or not isinstance(expand, int | float):
@@ -242,7 +245,7 @@ def _value_width(d_head: int, expand: object) -> int | None:
 
 
 def _ffn_width(width: int, ratio: object) -> int | None:
-    """As flash-linear-attention works it out: two thirds of the ratio, in whole steps of 256."""
+    """The width in flash-linear-attention: two thirds of the ratio, in whole steps of 256."""
     if ratio is None:
         return None
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < math.inf:
@@ -272,7 +275,7 @@ def _schedule(kind: str, given: Mapping[str, Any]) -> str:
 
 
 def _residual_unit(kind: str, given: Mapping[str, Any], has_table: bool | None) -> str | None:
-    """What a learned residual goes round by the config, which must agree with the weights."""
+    """The unit of the learned residual in the config, which must agree with the weights."""
     unit, uses = given.get(RESIDUAL), given.get(USE_RESIDUAL)
     if not isinstance(unit, str | None):
         raise ValueError(f"pass_residual = {unit!r}: not a text")

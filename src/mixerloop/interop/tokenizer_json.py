@@ -1,9 +1,9 @@
 """A SentencePiece model as `transformers` reads it, with the same token ids for every text.
 
-The conversion of transformers differs from SentencePiece in two points, and here it does not. It
-drops one space in front of a text that begins with one: it only prepends the mark of a space where
-there is none. And it merges in the order of ids, where SentencePiece merges what has the highest
-score first: in Llama's model runs of spaces have low ids and the lowest scores.
+The conversion of transformers differs from SentencePiece in two points, which this module corrects.
+It drops a space at the start of a text, because it prepends the mark of a space only if there is
+none. It also merges in the order of ids, but SentencePiece merges the pair with the highest score
+first. In Llama's model runs of spaces have low ids and the lowest scores.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ PROBES = (
     *("\ufb01ne \uff11\uff12", "e\u0301", "\u2581the", "a\u00a0b"),
     *(" " * number + "x" for number in range(2, 40)),
 )
-"""Texts on which kinds of SentencePiece models differ."""
+"""Texts that kinds of SentencePiece models tokenise differently."""
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Beside a `tokenizer.model`, what AutoTokenizer needs; refused if its ids would differ."""
+    """Write the files of AutoTokenizer beside a `tokenizer.model`; raises if ids would differ."""
     try:
         from tokenizers import models, normalizers
         from transformers import LlamaTokenizer
@@ -71,7 +71,9 @@ def write_tokenizer(folder: Path) -> None:
 def _merges(pieces: Sequence[tuple[str, float]]) -> list[tuple[str, str]]:
     """Every pair of pieces that makes up a piece, in the order in which SentencePiece merges."""
     known = {piece for piece, _ in pieces}
-    by_score = sorted(pieces, key=lambda one: -one[1])  # stable: of equal scores, the lower id
+    by_score = sorted(
+        pieces, key=lambda piece: -piece[1]
+    )  # stable: the lower id first among equal scores
     return [
         (piece[:at], piece[at:])
         for piece, _ in by_score

@@ -1,1 +1,1 @@
-"""Pictures and pages for people."""
+"""Reports of studies and runs: HTML pages, Markdown and figures."""

@@ -1,4 +1,4 @@
-"""From results to a report: what was compared, what was found, and where every number is from."""
+"""From results to a report: the compared models, the findings, and the source of every number."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -42,7 +42,7 @@ def register_section(title: str, section: PartSection) -> None:
 
 
 def build_report(study: StudyResults) -> Report:
-    """Everything, in the order one would read it."""
+    """A report with findings, results, transport, prefill, the paper's figures and provenance."""
     sections = [Section("What was found", [Findings(findings(study)), *_unfinished(study)])]
     for part in study.parts:
         for title, section in PART_SECTIONS.items():
@@ -56,19 +56,21 @@ def build_report(study: StudyResults) -> Report:
 
 
 def findings(study: StudyResults) -> list[str]:
-    """The order of the models by each measure, and no sentence that the numbers do not say."""
-    found = []
+    """One sentence per measure and prefill case, made from numbers and verdicts alone."""
+    sentences = []
     for part in study.parts:
         if part.comparison is not None:
-            found += [_ordering(part, part.comparison, name) for name in _scores(part.comparison)]
+            sentences += [
+                _ordering(part, part.comparison, name) for name in _scores(part.comparison)
+            ]
     for of, case in ((of, case) for of, times in study.prefills.items() for case in times.cases):
         low, high = case.mixer_over_full_quartiles
         prompts = "one prompt" if case.batch == 1 else f"{case.batch} prompts at once"
-        found.append(
+        sentences.append(
             f"{of}prefill: at {case.size} the mixer loop reads {prompts} "
             f"{case.mixer_over_full:.2f} [{low:.2f}, {high:.2f}] times as fast as the full loop"
         )
-    return found or ["nothing was compared"]
+    return sentences or ["nothing was compared"]
 
 
 def _scores(comparison: Comparison) -> list[str]:
@@ -109,11 +111,11 @@ def _compared(part: PartResults) -> Iterator[Element]:
     seeds = ", ".join(map(str, plan.seeds))
     if alike:
         yield Paragraph(f"{models}, on {plan.data}; seeds {seeds}. {MATCHED[plan.match]}")
-    for other in part.arms:
-        if other.plan.deepened is not None:
+    for arm in part.arms:
+        if arm.plan.deepened is not None:
             yield Paragraph(
-                f"Besides, {other.name} has {other.plan.num_layers} layers, so that a token "
-                f"costs what it costs in {other.plan.deepened}: a control with more parameters."
+                f"Besides, {arm.name} has {arm.plan.num_layers} layers, so that a token "
+                f"costs what it costs in {arm.plan.deepened}: a control with more parameters."
             )
     by_cost: dict[tuple[int, int], list[ArmResults]] = {}
     for arm in part.arms:
@@ -121,7 +123,7 @@ def _compared(part: PartResults) -> Iterator[Element]:
     for number, ((mixer, ffn), arms) in enumerate(by_cost.items(), start=1):
         schedules = {arm.name: parse(arm.plan.schedule) for arm in arms}
         name = f"{part.name}-schedules" + (f"-{number}" if len(by_cost) > 1 else "")
-        # A picture has one scale of costs.
+        # A drawing has one scale of costs, so models with other costs get a drawing of their own.
         yield Drawing(name, "The schedules", draw(schedules, {"mixer": mixer, "ffn": ffn}))
 
 

@@ -55,7 +55,7 @@ def curves(part: PartResults) -> Figure | None:
 
 
 def against_cost(part: PartResults) -> Figure | None:
-    """What was reached for how much compute, and for how much time."""
+    """Held-out NLL against the compute and the time of training."""
     import altair as alt
 
     rows: list[Row] = [
@@ -110,7 +110,7 @@ def hops(part: PartResults) -> Figure | None:
         for of_seeds in zip(*(result.accuracy_by_hop for result in results), strict=True):
             number = of_seeds[0].hops
             guess[number] = of_seeds[0].guess
-            accuracy = over_runs([one.accuracy for one in of_seeds])
+            accuracy = over_runs([hop.accuracy for hop in of_seeds])
             rows.append(
                 {
                     "model": arm.name,
@@ -141,7 +141,7 @@ def hops(part: PartResults) -> Figure | None:
 
 
 def prefill(cases: Sequence[PrefillCase]) -> Figure:
-    """How many times as many tokens a second the mixer loop reads as the full loop."""
+    """The throughput of the mixer loop in prefill, as a multiple of the full loop's."""
     import altair as alt
 
     rows: list[Row] = [

@@ -1,4 +1,4 @@
-"""What a report is made of: sections of paragraphs, tables, figures and drawings."""
+"""The elements of a report: sections of paragraphs, tables, figures and drawings."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from mixerloop.reports.figure import Figure
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Plain text."""
+    """Text without markup."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Short sentences, one line each."""
+    """A list of short sentences, each on its own line."""
 
     lines: list[str]
 
@@ -31,7 +31,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture that is not a chart."""
+    """An SVG picture that is not a chart, such as a diagram of schedules."""
 
     name: str
     title: str
@@ -43,27 +43,27 @@ Element = Paragraph | Findings | Table | Drawing | Figure
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page with a heading."""
+    """Elements under one heading."""
 
     title: str
     elements: list[Element]
 
     @property
     def anchor(self) -> str:
-        """Its address in the page."""
+        """The HTML id that links within the page point to."""
         return "".join(c if c.isalnum() else "-" for c in self.title.lower()).strip("-")
 
 
 @dataclass(frozen=True)
 class Report:
-    """A whole page."""
+    """The title, the description and the sections of a page."""
 
     title: str
     about: str
     sections: list[Section]
 
     def figures(self) -> list[Figure]:
-        """All charts, in order."""
+        """The charts of all sections, in the order of the page."""
         return [
             element
             for section in self.sections
@@ -73,7 +73,7 @@ class Report:
 
 
 def as_markdown(report: Report, figures: str) -> str:
-    """The report as text; `figures` is the folder the pictures are in."""
+    """The report as Markdown; `figures` is the folder of the image files."""
     parts = [f"# {report.title}", report.about]
     for section in report.sections:
         parts.append(f"## {section.title}")

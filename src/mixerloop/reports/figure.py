@@ -1,4 +1,4 @@
-"""A figure: rows of numbers, and how they are drawn; written as SVG, PNG and CSV.
+"""A figure: rows of numbers and a chart of them, written as SVG, PNG and CSV.
 
 Altair makes a Vega-Lite description, and vl-convert draws it without a browser.
 """
@@ -28,34 +28,35 @@ NAMED_COLORS = {
     "block_loop": "#3a9b6f",
     "full_loop": "#8d5bc4",
 }
-"""A loop has one colour in all figures; the mixer's and the ffn's are those of the schedules."""
+"""Each loop's colour in all figures; the mixer loop and the ffn loop use the colours of the mixer
+and the ffn in schedule diagrams."""
 CONTROL = "before training"
-"""How the name of a control ends."""
+"""The last words in the name of a control."""
 OTHER_COLORS = ("#c8453b", "#12a5b8", "#b0872c", "#d16ba5", "#7a8f2a", "#9198a1")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One picture and the numbers in it."""
+    """A chart and the numbers it shows."""
 
     name: str
-    """Of its files, without an ending."""
+    """The name of the figure's files, without an extension."""
     title: str
     rows: list[Row]
     chart: "alt.TopLevelMixin"
     is_small: bool = False
-    """Whether two have room side by side."""
+    """Whether the page has room for two such figures side by side."""
 
     def renamed(self, name: str) -> "Figure":
-        """The same under another name."""
+        """A copy whose files have another name."""
         return replace(self, name=name)
 
     def spec(self) -> dict[str, Any]:
-        """The Vega-Lite description, numbers included."""
+        """The Vega-Lite description, which includes the numbers."""
         return self.chart.to_dict()
 
     def csv(self) -> str:
-        """The numbers alone."""
+        """The numbers of the figure as CSV, a column for each key."""
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(self.rows[0]), lineterminator="\n")
         writer.writeheader()
@@ -63,13 +64,13 @@ class Figure:
         return text.getvalue()
 
     def svg(self) -> str:
-        """Drawn as lines."""
+        """The figure as SVG, drawn without a browser."""
         import vl_convert
 
         return vl_convert.vegalite_to_svg(self.spec(), vl_version=vega_version())
 
     def write(self, folder: Path) -> None:
-        """All three files."""
+        """Write the SVG, PNG and CSV files into a folder."""
         import vl_convert
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +80,7 @@ class Figure:
 
 
 def vega_version() -> str:
-    """Of Vega-Lite: the one Altair writes for, as vl-convert names it."""
+    """The version of Vega-Lite that Altair writes, in vl-convert's format."""
     import altair as alt
 
     major, minor, _ = alt.SCHEMA_VERSION.split(".")
@@ -87,29 +88,29 @@ def vega_version() -> str:
 
 
 def data(rows: list[Row]) -> "alt.Data":
-    """Numbers for a chart; columns then need their types said, as in `pass:O`."""
+    """Rows as chart data; an encoding must name the type of each column, as in `pass:O`."""
     import altair as alt
 
     return alt.Data(values=rows)
 
 
 def model_color(names: Sequence[str]) -> "alt.Color":
-    """A colour for each model, the loops' own where they are named."""
+    """A colour for each model: the fixed colour of a named loop, or the next free colour."""
     import altair as alt
 
-    others = cycle(OTHER_COLORS)
+    free_colors = cycle(OTHER_COLORS)
     named = [
         NAMED_COLORS["control"]
         if name.endswith(CONTROL)
         else NAMED_COLORS.get(name.partition("(")[0])
         for name in names
     ]
-    colors = [color or next(others) for color in named]
+    colors = [color or next(free_colors) for color in named]
     return alt.Color("model:N", scale=alt.Scale(domain=list(names), range=colors))
 
 
 def dressed(chart: "alt.TopLevelMixin") -> "alt.TopLevelMixin":
-    """Every figure in one dress."""
+    """A chart with the fonts, axes and legend that all figures share."""
     return (
         chart.configure(font="system-ui, sans-serif", background="white")  # pyright: ignore
         .configure_view(stroke=None)

@@ -1,4 +1,4 @@
-"""A report as one page that needs nothing else: styles, scripts, numbers and pictures inside."""
+"""A report as one self-contained HTML page: styles, scripts, numbers and pictures are inside."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ TEMPLATE = "page.html.j2"
 
 
 def write_report(report: Report, page: Path) -> None:
-    """PAGE, the same as text beside it, and a folder of figures with their numbers."""
+    """Write the page, a Markdown version beside it, and a folder of figures with their numbers."""
     figures = FIGURES if page.name == REPORT else f"{page.stem}-{FIGURES}"
     folder = page.parent / figures
     folder.mkdir(parents=True, exist_ok=True)
@@ -27,7 +27,7 @@ def write_report(report: Report, page: Path) -> None:
 
 
 def as_page(report: Report) -> str:
-    """The page's text."""
+    """The HTML text of the page."""
     import vl_convert
     from jinja2 import Environment, PackageLoader, select_autoescape
 
@@ -51,5 +51,5 @@ def _kind(element: object) -> str:
 
 
 def _spec(figure: Figure) -> str:
-    """A chart's description, safe inside a script element."""
+    """A chart's description as JSON that is safe inside a script element."""
     return json.dumps(figure.spec()).replace("<", "\\u003c")

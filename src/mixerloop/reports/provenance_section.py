@@ -1,4 +1,4 @@
-"""Where every number of a report is from."""
+"""The provenance of every number in a report."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from mixerloop.results import encode
 
 COLUMNS = ["of", "result", "seed", "operators", "type", "weights", "data", "commit", "made"]
 Facts = Mapping[str, Any]
-"""A provenance as JSON: those of training and of benchmarks have facts of their own."""
+"""A provenance as JSON; training and benchmarks record other facts than results do."""
 
 
 def provenance(results: StudyResults) -> Iterator[Element]:
@@ -50,7 +50,7 @@ def _text(facts: Facts, key: str) -> str:
 
 
 def _operators(facts: Facts) -> str:
-    """The forms that ran, each once."""
+    """The forms of operators that ran, without repetition."""
     forms = facts.get("forms")
     if isinstance(forms, dict):
         return ", ".join(dict.fromkeys(forms.values()))

@@ -1,4 +1,4 @@
-"""The results of a part: a table of models, their differences, and what they cost."""
+"""The results of a part: a table of models, their differences, and charts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ PAPERS_TYPE: dict[type[Result], str] = {
     CoreResult: paper.COMPUTE_DTYPE,
     TransportResult: paper.COMPUTE_DTYPE,
 }
-"""The type in which the paper measured."""
+"""The compute type of the paper's measurements, by result type."""
 LEFT_OUT = "is left out"
-"""In a warning about a measure that was not taken, which a study says by itself."""
+"""Marks a warning about a measure that was not taken; a study's plan says that already."""
 PAPERS_DATA = "climbmix"
 
 
 def results(part: PartResults) -> Iterator[Element]:
-    """Tables first, then pictures."""
+    """The tables of a part, warnings about its comparison, and its charts."""
     yield _results_table(part)
     if part.comparison is not None:
         yield _pairs_table(part, part.comparison)
@@ -51,7 +51,7 @@ def results(part: PartResults) -> Iterator[Element]:
 
 @dataclass(frozen=True)
 class _PapersRow:
-    """What the paper prints of a model of the same size and loop."""
+    """The size and loop under which the paper prints a model."""
 
     size: str
     loop: str
@@ -91,7 +91,7 @@ def _columns(part: PartResults) -> Iterator[_Column]:
     def same_type(
         papers: Callable[[_PapersRow], str], kind: type[Result]
     ) -> Callable[[_PapersRow], str]:
-        """The paper's figure, if ours were measured in the type of the paper's."""
+        """The paper's figure, if our runs were measured in the paper's compute type."""
         agrees = _types(part, kind) == {PAPERS_TYPE[kind]}
         return papers if agrees else lambda _: ""
 
@@ -102,7 +102,7 @@ def _columns(part: PartResults) -> Iterator[_Column]:
     if part.measured(NllResult):
         yield _Column(
             score_named("nll").title,
-            lambda arm: shown_over_runs([one.nll for one in arm.measured(NllResult)], ".4f"),
+            lambda arm: shown_over_runs([result.nll for result in arm.measured(NllResult)], ".4f"),
             lambda row: f"{paper.HELD_OUT_NLL[row.size][row.loop]:.3f}",
         )
     if _has_bytes(part):
@@ -112,12 +112,12 @@ def _columns(part: PartResults) -> Iterator[_Column]:
     if part.measured(CoreResult):
         yield _Column(
             score_named("core").title,
-            lambda arm: _core([one.core_v1 for one in arm.measured(CoreResult)]),
+            lambda arm: _core([result.core_v1 for result in arm.measured(CoreResult)]),
             same_type(lambda row: f"{paper.CORE[row.size, row.loop].core_mean:.2f}", CoreResult),
         )
         yield _Column(
             score_named("manipulation").title,
-            lambda arm: _core([one.manipulation_v1 for one in arm.measured(CoreResult)]),
+            lambda arm: _core([result.manipulation_v1 for result in arm.measured(CoreResult)]),
             same_type(
                 lambda row: f"{paper.CORE[row.size, row.loop].manipulation_mean:.2f}", CoreResult
             ),
@@ -129,33 +129,33 @@ def _columns(part: PartResults) -> Iterator[_Column]:
 
 
 def _types(part: PartResults, kind: type[Result]) -> set[str]:
-    """The types in which the runs of a part were measured."""
+    """The compute types in which the runs of a part were measured."""
     return {str(result.provenance.compute_dtype) for result in part.measured(kind)}
 
 
 def _hops(part: PartResults) -> list[int]:
     results = part.measured(HopsResult)
-    return [one.hops for one in results[0].accuracy_by_hop] if results else []
+    return [hop.hops for hop in results[0].accuracy_by_hop] if results else []
 
 
 def _accuracy(arm: ArmResults, index: int) -> str:
     results = arm.measured(HopsResult)
-    return shown_over_runs([one.accuracy_by_hop[index].accuracy for one in results], ".3f")
+    return shown_over_runs([result.accuracy_by_hop[index].accuracy for result in results], ".3f")
 
 
 def _core(scores: Sequence[Estimate | None]) -> str:
-    """Times 100; there is no number where tasks were left out."""
+    """A score times 100; empty if a run left out tasks."""
     return shown_over_runs([score.scaled(100) for score in scores if score is not None], ".2f")
 
 
 def _later_gain(arm: ArmResults) -> str:
-    looped = [one for one in arm.measured(TransportResult) if len(one.target_gain) > 1]
-    return shown_over_runs([one.later_gain for one in looped], "+.4f")
+    looped = [result for result in arm.measured(TransportResult) if len(result.target_gain) > 1]
+    return shown_over_runs([result.later_gain for result in looped], "+.4f")
 
 
 def _papers_later_gain(row: _PapersRow) -> str:
-    found = paper.TRANSPORT.get((row.size, row.loop))
-    return "" if found is None else f"{found.later_gain:+.3f}"
+    figures = paper.TRANSPORT.get((row.size, row.loop))
+    return "" if figures is None else f"{figures.later_gain:+.3f}"
 
 
 def _seconds(arm: ArmResults) -> str:
@@ -165,16 +165,16 @@ def _seconds(arm: ArmResults) -> str:
 
 def _has_bytes(part: PartResults) -> bool:
     results = part.measured(NllResult)
-    return bool(results) and all(one.bits_per_byte is not None for one in results)
+    return bool(results) and all(result.bits_per_byte is not None for result in results)
 
 
 def _bits_per_byte(arm: ArmResults) -> str:
-    found = [one.bits_per_byte for one in arm.measured(NllResult)]
-    return shown_over_runs([one for one in found if one is not None], ".4f")
+    values = [result.bits_per_byte for result in arm.measured(NllResult)]
+    return shown_over_runs([value for value in values if value is not None], ".4f")
 
 
 def _papers_row(part: PartResults, arm: ArmResults) -> _PapersRow | None:
-    """Of the same size, loop and data, or there is nothing to set beside."""
+    """The paper's model of the same size, loop and data; None if the paper has no such model."""
     if not part.plan.data.startswith(PAPERS_DATA):
         return None
     for size, loops in paper.HELD_OUT_NLL.items():
@@ -188,17 +188,17 @@ def _papers_row(part: PartResults, arm: ArmResults) -> _PapersRow | None:
 
 
 def partly_over_runs(estimates: Sequence[PartialEstimate], how: str) -> str:
-    """A figure over the runs in which it is defined."""
-    defined = [one.estimate for one in estimates]
-    return shown_over_runs([one for one in defined if one is not None], how)
+    """`shown_over_runs` of the estimates that are defined."""
+    defined = [estimate.estimate for estimate in estimates]
+    return shown_over_runs([estimate for estimate in defined if estimate is not None], how)
 
 
 def shown_over_runs(estimates: Sequence[Estimate], how: str) -> str:
-    """A figure over runs with its interval, in a format; nothing without runs."""
+    """The mean over runs with its interval, in the format `how`; empty without runs."""
     if not estimates:
         return ""
-    found = over_runs(estimates)
-    return f"{found.value:{how}} [{found.lower:{how}}, {found.upper:{how}}]"
+    mean = over_runs(estimates)
+    return f"{mean.value:{how}} [{mean.lower:{how}}, {mean.upper:{how}}]"
 
 
 def _pairs_table(part: PartResults, comparison: Comparison) -> Table:
@@ -222,7 +222,7 @@ def _pairs_table(part: PartResults, comparison: Comparison) -> Table:
 
 
 def arm_names(part: PartResults) -> dict[str, str]:
-    """From the comparison's names, which are notation, to the study's."""
+    """The study's name of each model, by the comparison's name, which is notation."""
     by_path = {run.path.name: arm.name for arm in part.arms for run in arm.runs}
     arms = part.comparison.arms if part.comparison else ()
     return {arm.name: by_path[arm.runs[0].rpartition("/")[2]] for arm in arms}

@@ -1,7 +1,7 @@
 """Schedules as a picture: one row per layer, time to the right, width for cost.
 
 Every occurrence is a box in the row of its layer. Loops show as boxes that come back to a row, and
-the length of a strip is the compute of one token. Light and dark are both served.
+the length of a strip is the compute of one token. The colours suit light and dark pages.
 """
 
 from collections.abc import Mapping
@@ -28,11 +28,11 @@ STYLE = """
   .schedules .mixer { fill: #6aa1ff } .schedules .ffn { fill: #f0a84a }
 }
 """
-"""Only for the picture's own elements: inside a page, a picture's style is the page's."""
+"""The selectors match this picture only, since a style inside a page applies to the whole page."""
 
 
 def draw(schedules: Mapping[str, Schedule], cost: Mapping[Sublayer, float]) -> str:
-    """An SVG of schedules over one stack, all to one scale; `cost` is that of one occurrence."""
+    """An SVG of schedules over one stack, to one scale; `cost` is the cost of one occurrence."""
     lengths = {name: sum(cost[o.sublayer] for o in s) for name, s in schedules.items()}
     longest = max(lengths.values())
     parts = [_legend()]

@@ -1,4 +1,4 @@
-"""The mean of a few seeds, and how far it can be trusted."""
+"""The mean over a few seeds with its confidence interval."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ QUANTILES = (
     *(2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064),
     *(2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
-"""Of Student's t at 97.5 %, by degrees of freedom from 1; any table of statistics has them."""
+"""Quantiles of Student's t at 97.5 %, by degrees of freedom from 1; from standard tables."""
 MANY = 1.960
 
 
@@ -26,7 +26,7 @@ def mean_and_interval(values: Sequence[float]) -> Estimate:
 
 
 def over_runs(estimates: Sequence[Estimate]) -> Estimate:
-    """The mean of several seeds with its interval; the estimate itself of a single seed."""
+    """The mean over several seeds with its interval; for a single seed, its own estimate."""
     if len(estimates) == 1:
         return estimates[0]
-    return mean_and_interval([one.value for one in estimates])
+    return mean_and_interval([estimate.value for estimate in estimates])

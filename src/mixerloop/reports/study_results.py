@@ -1,4 +1,4 @@
-"""A study's results, read from its files and nothing else."""
+"""A study's results, read only from its files."""
 
 import dataclasses
 import json
@@ -23,30 +23,30 @@ class CurvePoint:
     """The held-out NLL at a step of training."""
 
     tokens: int
-    """Trained on so far."""
+    """Tokens trained on up to this step."""
     held_out_nll: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunResults:
-    """One seed."""
+    """The results and the training of one seed."""
 
     path: Path
     seed: int | None
     results: Mapping[str, Result]
-    """By measure."""
+    """By the name of the measure."""
     curve: list[CurvePoint]
     seconds: float | None
-    """Of training."""
+    """Seconds of training."""
     tokens: int | None
-    """Trained on."""
+    """Tokens trained on."""
     provenance: Mapping[str, Any]
-    """Of training, as JSON: the run directory's own format."""
+    """The provenance of training, as JSON in the format of the run directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArmResults:
-    """One model and its runs."""
+    """A model of a part, and its runs."""
 
     plan: PlannedArm
     runs: list[RunResults]
@@ -57,7 +57,7 @@ class ArmResults:
         return self.plan.name
 
     def measured(self, kind: type[R]) -> list[R]:
-        """The results of a type, one of each run that has it."""
+        """The result of a type from each run that has such a result."""
         return [
             result for run in self.runs for result in run.results.values() if type(result) is kind
         ]
@@ -65,11 +65,11 @@ class ArmResults:
 
 @dataclass(frozen=True, kw_only=True)
 class PartResults:
-    """Models that were compared."""
+    """The models of a part and their comparison."""
 
     plan: PlannedPart
     arms: list[ArmResults]
-    """Models with a finished run or more."""
+    """Models with at least one finished run."""
     comparison: Comparison | None
     missing: list[str]
     """Cells that are not trained, or not measured as planned."""
@@ -80,7 +80,7 @@ class PartResults:
         return self.plan.name
 
     def measured(self, kind: type[R]) -> list[R]:
-        """The results of a type, of all models."""
+        """The results of a type from the runs of all models."""
         return [result for arm in self.arms for result in arm.measured(kind)]
 
 
@@ -95,7 +95,7 @@ class PrefillCase:
     milliseconds: dict[str, tuple[float, float, float]]
     """By loop: the median and the quartiles."""
     mixer_over_full: float
-    """How many times as many tokens a second the mixer loop reads as the full loop."""
+    """Tokens per second of the mixer loop over those of the full loop."""
     mixer_over_full_quartiles: tuple[float, float]
     flop_limit: float
     """The same ratio from the work of the projections alone."""
@@ -103,7 +103,7 @@ class PrefillCase:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillTimes:
-    """The content of prefill.json."""
+    """The content of prefill.json, as far as reports show it."""
 
     cases: tuple[PrefillCase, ...]
     provenance: dict[str, Any]
@@ -112,13 +112,13 @@ class PrefillTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyResults:
-    """Everything a report shows of a study, or of several."""
+    """Everything that a report shows of one study, or of several studies."""
 
     title: str
     about: str
     parts: list[PartResults]
     prefills: Mapping[str, PrefillTimes]
-    """Of each study that timed prefill, under its name; of a single study under no name."""
+    """By the name of each study that timed prefill; the name of a single study is empty."""
 
 
 def read_study(folder: Path) -> StudyResults:
@@ -131,12 +131,12 @@ def read_study(folder: Path) -> StudyResults:
             raise ValueError(f"{folder / study_folder.PLAN}: '{name}' is no name of this study's")
     comparisons = {part.name: _comparison(folder, part.name) for part in plan.parts}
     prefill = _prefill(folder / study_folder.PREFILL)
-    found = gather(plan, folder, comparisons)
-    return found if prefill is None else dataclasses.replace(found, prefills={"": prefill})
+    results = gather(plan, folder, comparisons)
+    return results if prefill is None else dataclasses.replace(results, prefills={"": prefill})
 
 
 def joined(studies: Mapping[str, StudyResults]) -> StudyResults:
-    """Several studies on one page; the name of a part begins with the name of its study."""
+    """Several studies as one; the name of a part then begins with the name of its study."""
     parts = [
         dataclasses.replace(
             part,
@@ -151,7 +151,9 @@ def joined(studies: Mapping[str, StudyResults]) -> StudyResults:
         about="\n\n".join(study.about for study in studies.values()),
         parts=parts,
         prefills={
-            f"{name}, ": one for name, study in studies.items() for one in study.prefills.values()
+            f"{name}, ": prefill
+            for name, study in studies.items()
+            for prefill in study.prefills.values()
         },
     )
 
@@ -159,18 +161,18 @@ def joined(studies: Mapping[str, StudyResults]) -> StudyResults:
 def gather(
     plan: StudyPlan, folder: Path, comparisons: Mapping[str, Comparison | None]
 ) -> StudyResults:
-    """Read the runs of a plan."""
+    """The results of all runs in a plan, with the comparisons that still apply."""
     parts = []
     for part in plan.parts:
         cells = [cell for cell in plan.cells if cell.part == part.name]
-        found = {cell.name: _run(folder, cell) for cell in cells}
+        run_results = {cell.name: _run(folder, cell) for cell in cells}
         arms = [
             ArmResults(
                 plan=arm,
                 runs=[
                     run
                     for cell in cells
-                    if cell.arm == arm.name and (run := found[cell.name]) is not None
+                    if cell.arm == arm.name and (run := run_results[cell.name]) is not None
                 ],
             )
             for arm in part.arms
@@ -179,18 +181,18 @@ def gather(
             PartResults(
                 plan=part,
                 arms=[arm for arm in arms if arm.runs],
-                comparison=_of_these(comparisons.get(part.name), found),
-                missing=[name for name, run in found.items() if run is None],
+                comparison=_of_these(comparisons.get(part.name), run_results),
+                missing=[name for name, run in run_results.items() if run is None],
             )
         )
     return StudyResults(title=plan.title, about=plan.about, parts=parts, prefills={})
 
 
 def _of_these(
-    comparison: Comparison | None, found: Mapping[str, RunResults | None]
+    comparison: Comparison | None, run_results: Mapping[str, RunResults | None]
 ) -> Comparison | None:
-    """A comparison, unless one of its runs is no longer there."""
-    names = {run.path.name for run in found.values() if run is not None}
+    """The comparison, or None if one of its runs is missing."""
+    names = {run.path.name for run in run_results.values() if run is not None}
     if comparison is None:
         return None
     compared = {Path(run).name for arm in comparison.arms for run in arm.runs}
@@ -240,13 +242,13 @@ def _prefill(path: Path) -> PrefillTimes | None:
 
 
 def _object(path: Path) -> dict[str, Any] | None:
-    """A JSON file of another room, such as the training's provenance."""
+    """A JSON file that another package writes, such as the provenance of training."""
     if not path.is_file():
         return None
-    found = read_json(path)
-    if not isinstance(found, dict):
+    value = read_json(path)
+    if not isinstance(value, dict):
         raise ValueError(f"{path}: not a result; make it again")
-    return found
+    return value
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

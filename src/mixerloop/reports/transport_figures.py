@@ -1,4 +1,4 @@
-"""What each pass does at the readout, drawn from results of `mixerloop transport`."""
+"""Figures of the effect of each pass at the readout, from results of `mixerloop transport`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import altair as alt
 
 Figures = Mapping[str, TransportFigures]
-"""By model."""
+"""By the name of the model."""
 FIGURES = "figures"
 
 PANELS = {
@@ -22,10 +22,10 @@ PANELS = {
 }
 PANEL_WIDTH, PANEL_HEIGHT, PANEL_GAP = 210, 200, 64
 MARGIN = 0.06
-"""Of the range, above the highest end of an interval and below the lowest."""
+"""The space above the highest interval and below the lowest, as a share of the range."""
 CELL = 44
 DARK_CELL = 0.55
-"""Of the largest value; text on darker cells is white."""
+"""As a share of the largest value; text on darker cells is white."""
 
 
 def transport_figures(results: Figures) -> list[Figure]:
@@ -43,7 +43,7 @@ def write_transport_figures(result: TransportResult, folder: Path) -> None:
 
 
 def maps(results: Figures) -> list[Figure]:
-    """Of each model's layers: what is new in each pass, and what it gains."""
+    """Two maps for each model, by layer and pass: marginal ITR, and gain of the target."""
     return [
         figure(name, result, several=len(results) > 1)
         for name, result in results.items()
@@ -61,7 +61,7 @@ def passes_figure(results: Figures) -> Figure:
 
 
 def layers_figure(results: Figures) -> Figure:
-    """The same for one layer at a time, which the reader picks."""
+    """The same panels for one layer, which the reader of the page picks."""
     import altair as alt
 
     rows: list[Row] = [
@@ -85,8 +85,8 @@ def _rows(result: PassFigures) -> Iterator[Row]:
         "target_gain": result.target_gain,
     }
     for figure in PANELS:
-        for number, one in enumerate(panels[figure], start=1):
-            ends: Row = {"value": one.value, "low": one.lower, "high": one.upper}
+        for number, estimate in enumerate(panels[figure], start=1):
+            ends: Row = {"value": estimate.value, "low": estimate.lower, "high": estimate.upper}
             yield {"figure": figure, "pass": number, **ends}
 
 
@@ -131,7 +131,7 @@ def _panels(rows: list[Row], names: list[str], only: str | None = None) -> "alt.
 
 
 def _around(rows: list[Row], *, is_log: bool) -> list[float]:
-    """From below all intervals to above them."""
+    """The range of an axis that holds all intervals, with a margin."""
     ends = [float(row[end] or 0.0) for row in rows for end in ("low", "high", "value")]
     if is_log:
         above_zero = [end for end in ends if end > 0] or [1.0]
@@ -183,12 +183,12 @@ def _map(
         {
             "layer": layer,
             "pass": number,
-            "value": one.value,
-            "low": one.lower,
-            "high": one.upper,
+            "value": estimate.value,
+            "low": estimate.lower,
+            "high": estimate.upper,
         }
         for layer, of_layer in passes.items()
-        for number, one in enumerate(of_layer, start=1)
+        for number, estimate in enumerate(of_layer, start=1)
     ]
     title = f"{model}: {title}" if model else title
     base = alt.Chart(data(rows), title=title).encode(

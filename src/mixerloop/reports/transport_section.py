@@ -1,4 +1,4 @@
-"""What each pass of a part's models does, and what leaving a pass out costs."""
+"""The transport of a part's models, and the cost of leaving out a pass."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -16,7 +16,7 @@ from mixerloop.transport.result import (
 
 
 def transport(part: PartResults) -> Iterator[Element]:
-    """Models that loop a mixer, beside the first of them before training."""
+    """Figures and tables of all models that loop a mixer, with the first model's control."""
     measured = {arm.name: arm.measured(TransportResult) for arm in part.arms}
     looped = {
         name: results
@@ -32,19 +32,21 @@ def transport(part: PartResults) -> Iterator[Element]:
         )
         yield from _figures(part.name, {name: results[0] for name, results in looped.items()})
         yield _table(looped)
-    if removed := {name: costs[0] for name, all_ in measured.items() if (costs := _removals(all_))}:
+    if removed := {
+        name: costs[0] for name, results in measured.items() if (costs := _removals(results))
+    }:
         yield _removal_table(removed)
 
 
 def _figures(part: str, first: Mapping[str, TransportResult]) -> Iterator[Element]:
-    """Of the first seed of each model."""
+    """The figures of each model's first seed."""
     shown: dict[str, TransportFigures] = {**first, **_control(first)}
     for figure in (passes_figure(shown), layers_figure(shown), *maps(first)):
         yield figure.renamed(f"{part}-{figure.name}")
 
 
 def _control(first: Mapping[str, TransportResult]) -> dict[str, TransportFigures]:
-    """The first model's weights before they were trained."""
+    """The control of the first model: its weights before training."""
     name, result = next(iter(first.items()))
     return {} if result.control is None else {f"{name} {CONTROL}": result.control}
 
@@ -64,19 +66,21 @@ def _table(looped: Mapping[str, Sequence[TransportResult]]) -> Table:
 
 def _row(name: str, seeds: Sequence[TransportFigures]) -> list[str]:
     passes = range(1, len(seeds[0].marginal_itr))
-    new = [sum(one.marginal_itr[index].value for one in seeds) / len(seeds) for index in passes]
-    floor = max(value for one in seeds for value in one.noise_floor.marginal_itr[1:])
-    pairs = sum(one.pairs_total for one in seeds)
+    new = [
+        sum(result.marginal_itr[index].value for result in seeds) / len(seeds) for index in passes
+    ]
+    floor = max(value for result in seeds for value in result.noise_floor.marginal_itr[1:])
+    pairs = sum(result.pairs_total for result in seeds)
     return [
         name,
         str(len(seeds)),
-        partly_over_runs([one.itr for one in seeds], ".3f"),
+        partly_over_runs([result.itr for result in seeds], ".3f"),
         " ".join(f"{value:.3f}" for value in new),
         f"{floor:.0e}",
-        partly_over_runs([one.later_share for one in seeds], ".1%"),
-        shown_over_runs([one.later_gain for one in seeds], "+.4f"),
-        f"{sum(one.pairs_novel for one in seeds)} of {pairs}",
-        f"{sum(one.pairs_positive for one in seeds)} of {pairs}",
+        partly_over_runs([result.later_share for result in seeds], ".1%"),
+        shown_over_runs([result.later_gain for result in seeds], "+.4f"),
+        f"{sum(result.pairs_novel for result in seeds)} of {pairs}",
+        f"{sum(result.pairs_positive for result in seeds)} of {pairs}",
     ]
 
 
@@ -85,7 +89,7 @@ def _removals(results: Sequence[TransportResult]) -> list[RemovalFigures]:
 
 
 def _removal_table(measured: Mapping[str, RemovalFigures]) -> Table:
-    """The dearest and the cheapest removal, by layer and pass."""
+    """The mean, largest and smallest cost of each kind of removal."""
     rows = []
     for name, removal in measured.items():
         for costs, words in (

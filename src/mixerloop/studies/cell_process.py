@@ -1,8 +1,8 @@
-"""A cell in a process of its own: `python -m mixerloop.studies.cell_process STUDY FOLDER NUMBER`.
+"""A cell in its own process: `python -m mixerloop.studies.cell_process STUDY FOLDER NUMBER`.
 
-The process ends when its parent does, and with it the lock of its cell. Linux sees to that; where
-there is no such service the process finishes its cell, which the lock keeps others away from. The
-parent has planned the study and prepared its data.
+On Linux the process ends when its parent ends, which releases the lock of its cell. On other
+systems the process finishes its cell, and the lock keeps other processes away from the cell until
+then. The parent process has planned the study and prepared its data.
 """
 
 import os

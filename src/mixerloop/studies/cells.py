@@ -54,18 +54,18 @@ COMPARISON_SEED = 0
 
 @dataclass(frozen=True, kw_only=True)
 class CellState:
-    """What is known of a cell from its files."""
+    """The progress of a cell, as its files show it."""
 
     state: State
     error: str | None = None
     step: int | None = None
     total_steps: int | None = None
     train_seconds: float | None = None
-    """Spent training so far."""
+    """Seconds that the cell has spent in training."""
 
 
 def state_of(folder: Path, name: str, measure: Sequence[str]) -> CellState:
-    """Look at a cell of a study's folder, and change nothing."""
+    """The state of a cell in a study's folder; reads files and changes none."""
     record, run = record_of(folder, name), folder / name
     written = read_json(record / STATE) if (record / STATE).is_file() else {}
     state: State = "waiting"
@@ -89,12 +89,12 @@ def state_of(folder: Path, name: str, measure: Sequence[str]) -> CellState:
 
 
 def is_done(plan: Plan, cell: Cell) -> bool:
-    """Whether nothing is left to do for a cell."""
+    """Whether a cell is trained and has all its measurements."""
     return state_of(plan.folder, cell.name, cell.measure).state == "done"
 
 
 def _check_made_of(plan: Plan, part: PartSettings, given: dict[str, Sequence[Path]]) -> None:
-    """Refuse data that was made in another way, or of other files than the ones named now."""
+    """Reject data that was prepared with other arguments, or from other files than named now."""
     path = _data_record(plan, part) / MADE_OF
     if not path.is_file():
         return
@@ -107,7 +107,7 @@ def _check_made_of(plan: Plan, part: PartSettings, given: dict[str, Sequence[Pat
             "or remove it"
         )
     for word, files in given.items():
-        named = [str(one.resolve()) for one in files]
+        named = [str(file.resolve()) for file in files]
         if word in part.prepare and named and named != before[word]:
             old = ", ".join(before[word]) or "none"
             raise ValueError(f"{data}: was made of other files ({old}); choose another folder")
@@ -118,7 +118,7 @@ def _data_record(plan: Plan, part: PartSettings) -> Path:
 
 
 def prepare_data(plan: Plan, part: PartSettings, given: dict[str, Sequence[Path]]) -> None:
-    """Make the data of a part, or wait for whoever is making it."""
+    """Prepare the data of a part, or wait for the process that prepares the data."""
     data, record = plan.data(part.name), _data_record(plan, part)
     if (data / MANIFEST).is_file():
         _check_made_of(plan, part, given)
@@ -140,7 +140,7 @@ def prepare_data(plan: Plan, part: PartSettings, given: dict[str, Sequence[Path]
             if not mine:
                 time.sleep(WAIT_SECONDS)
             elif not (data / MANIFEST).is_file():
-                files = {word: [str(one.resolve()) for one in given[word]] for word in given}
+                files = {word: [str(file.resolve()) for file in given[word]] for word in given}
                 made_of = {"prepare": list(part.prepare), **files}
                 write_file(record / MADE_OF, json_text(made_of))
                 with _log(record, f"data prepare {' '.join(words)} --out {data}"):
@@ -151,7 +151,7 @@ def prepare_data(plan: Plan, part: PartSettings, given: dict[str, Sequence[Path]
 
 
 def check_cells(plan: Plan, cells: Sequence[Cell]) -> None:
-    """Refuse what could not be trained, before anything is."""
+    """Reject cells that cannot be trained, before any cell is trained."""
     parts = [part.name for part in plan.file.study.parts]
     for cell in cells:
         run = plan.run(cell)
@@ -171,7 +171,7 @@ def check_cells(plan: Plan, cells: Sequence[Cell]) -> None:
 
 
 def run_cell(plan: Plan, cell: Cell, say: Say) -> bool:
-    """Train and measure, from wherever it was left; false if another process has the cell."""
+    """Train and measure a cell, or resume it; false if another process holds the cell's lock."""
     record = record_of(plan.folder, cell.name)
     with _lock(record) as mine:
         if not mine:
@@ -208,7 +208,7 @@ def _run(plan: Plan, cell: Cell, say: Say, record: Path) -> None:
 
 
 def _end_if_stopped(trained: Trained) -> None:
-    """A session that a signal stopped ends the cell too."""
+    """Exit if a signal stopped the training session; such a cell is not measured."""
     if trained.outcome.stopped_by is not None:
         sys.exit(128 + trained.outcome.stopped_by)
 
@@ -219,7 +219,7 @@ def _missing(run: Path, measure: Sequence[str]) -> list[str]:
 
 
 def run_prefill(plan: Plan, asked: PrefillSettings, say: Say) -> None:
-    """Time prefill once for the whole study, and not beside a cell that trains."""
+    """Time prefill once for the whole study, and only while no cell is running."""
     path = plan.folder / PREFILL
     if path.is_file():
         return
@@ -239,9 +239,9 @@ def run_prefill(plan: Plan, asked: PrefillSettings, say: Say) -> None:
 
 
 def compare_part(plan: Plan, part: PartSettings) -> None:
-    """Set the models of a part against each other; what was measured of all of them counts."""
+    """Compare the models of a part by the measures that all of them have."""
     path = plan.folder / part.name / COMPARISON
-    path.unlink(missing_ok=True)  # it would speak of other runs
+    path.unlink(missing_ok=True)  # an older comparison is about other runs
     done = [cell for cell in plan.of(part.name) if is_done(plan, cell)]
     is_compared = any(MEASURES[name].units is not None for name in part.measure)
     if len({cell.arm for cell in done}) < 2 or not is_compared:
@@ -252,7 +252,7 @@ def compare_part(plan: Plan, part: PartSettings) -> None:
 
 @contextlib.contextmanager
 def _lock(record: Path) -> Iterator[bool]:
-    """Whether this process has the lock; it goes when the process does."""
+    """Try to take a lock; yields whether this process holds it. The lock ends with the process."""
     record.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
@@ -269,7 +269,7 @@ def _write_state(record: Path, state: State, *, error: str | None = None) -> Non
 
 @contextlib.contextmanager
 def _log(record: Path, what: str) -> Iterator[None]:
-    """Note what is done, and when it began and ended; what is printed goes there too."""
+    """Log a task with the times of its start and end; stdout goes to the log as well."""
     with (record / LOG).open("a") as log, contextlib.redirect_stdout(log):
         print(f"{now()}  {what}", flush=True)
         yield

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from mixerloop.studies.plan import Cell
 
 PROGRESS = re.compile(r"step \d|.*\d of \d")
-"""Lines of progress, which a log shows now and then."""
+"""Lines of progress, of which a log shows one every `LOG_SECONDS`."""
 
 
 def say(where: str, text: str) -> None:
-    """Print a line that stays."""
+    """Print a line on stderr that later progress does not overwrite."""
     print(f"{where}: {text}", file=sys.stderr, flush=True)
 
 
@@ -65,7 +65,7 @@ class CellLines:
             self._live.update("\n".join(f"{where}: {line}" for where, line in self._newest.items()))
 
     def _log(self, at: str, text: str) -> None:
-        """Log progress now and then, and everything else at once."""
+        """Log a line of progress every `LOG_SECONDS`, and every other line at once."""
         now = time.monotonic()
         if PROGRESS.match(text):
             if now - self._logged_at.get(at, now - LOG_SECONDS) < LOG_SECONDS:

@@ -18,7 +18,7 @@ PROBE_STEPS = 2
 
 
 def expected_seconds(config: RunConfig, *, context: int) -> float:
-    """Of training on this machine's processor, without the measurements after it."""
+    """Seconds of training on this machine's CPU, without the measurements that follow."""
     _, train = config.for_training()
     if train.seconds is not None:
         return train.seconds
@@ -41,10 +41,11 @@ def expected_seconds(config: RunConfig, *, context: int) -> float:
 
 
 def expected_of_all(cells: Sequence[Cell], *, threads: int) -> dict[int, float]:
-    """By the cells' numbers; seeds do not change the time, so each model is tried once.
+    """Expected seconds of training by cell number.
 
-    Each is tried with the threads it will have. Of cells for GPUs nothing can be said here, nor of
-    cells without a context, which are rejected before they train.
+    Seeds do not change the time, so each model is timed once, with the threads it will have. Cells
+    for GPUs have no estimate. Cells without a context have none either: they are rejected before
+    they train.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(min(threads, before))

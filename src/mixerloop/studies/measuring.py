@@ -57,12 +57,12 @@ def take_task(subject: Subject, part: PartSettings, line: ProgressLine) -> TaskR
 
 
 def take_core(subject: Subject, part: PartSettings, line: ProgressLine) -> CoreResult:
-    """All tasks of CORE."""
+    """The scores on all tasks of CORE."""
     return evaluate_core(subject, progress=lambda progress: line.show(str(progress)))
 
 
 def take_transport(subject: Subject, part: PartSettings, line: ProgressLine) -> TransportResult:
-    """Transport beside its control, with figures."""
+    """Transport of the trained model and of its control before training, with figures."""
     settings = part.transport
     looking = Looking(
         windows=settings.windows,
@@ -71,6 +71,6 @@ def take_transport(subject: Subject, part: PartSettings, line: ProgressLine) -> 
         removal=settings.removal,
     )
     result = measure_transport(subject, looking, control=True, progress=counting(line, "windows"))
-    assert subject.results is not None  # a run under its own schedule keeps results
+    assert subject.results is not None  # a run under its own schedule has a results folder
     write_transport_figures(result, subject.results)
     return result

@@ -1,8 +1,8 @@
-"""Cells on a Ray cluster: placement, retries and lost nodes are Ray's work.
+"""Cells on a Ray cluster: Ray chooses their nodes, retries them and handles lost nodes.
 
-A cell is what `mixerloop study FILE --cells N` does, in a process of its own on whatever node Ray
-picks. The study's folder must be one that all nodes share. A worker that dies takes its cell's lock
-with it, and Ray starts the cell again elsewhere, where it goes on from its last checkpoint.
+A cell runs as `mixerloop study FILE --cells N` runs it, in its own process on a node that Ray
+chooses. All nodes must share the study's folder. When a worker dies, the lock of its cell is
+released. Ray starts the cell again on another worker, which resumes from the last checkpoint.
 """
 
 import subprocess
@@ -17,7 +17,7 @@ RETRIES = 3
 
 
 def run_on_ray(plan: Plan, cells: Sequence[Cell], say: Callable[[str, str], None]) -> None:
-    """Run cells and wait for all; which of them failed is in their records."""
+    """Run cells and wait for all of them; the record of each cell says whether it failed."""
     try:
         import ray
         import ray.exceptions
@@ -35,11 +35,11 @@ def run_on_ray(plan: Plan, cells: Sequence[Cell], say: Callable[[str, str], None
     }
     try:
         while waiting:
-            (one,), _ = ray.wait(list(waiting), num_returns=1)
-            cell = waiting.pop(one)
+            (finished,), _ = ray.wait(list(waiting), num_returns=1)
+            cell = waiting.pop(finished)
             try:
-                said = ray.get(one)
-                say(cell.name, "done" if is_done(plan, cell) else f"not done: {said}")
+                last_line = ray.get(finished)
+                say(cell.name, "done" if is_done(plan, cell) else f"not done: {last_line}")
             except ray.exceptions.RayError as error:
                 say(cell.name, f"lost: {one_line(error)}")
     finally:
@@ -47,8 +47,8 @@ def run_on_ray(plan: Plan, cells: Sequence[Cell], say: Callable[[str, str], None
 
 
 def _run_cell(study: str, folder: str, number: int, cpus: int) -> str:
-    """On a worker: a process that ends when the worker does; returns its last words."""
+    """On a worker, run a cell in a process that ends with the worker; returns its last line."""
     process = start_cell(study, folder, number, threads=cpus, stderr=subprocess.PIPE)
-    _, said = process.communicate()
-    lines = said.strip().splitlines()
+    _, stderr = process.communicate()
+    lines = stderr.strip().splitlines()
     return lines[-1] if lines else f"exit code {process.returncode}"

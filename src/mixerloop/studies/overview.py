@@ -12,7 +12,7 @@ from mixerloop.study_folder import PLAN, read_plan
 
 @dataclass(frozen=True, kw_only=True)
 class CellStatus:
-    """A cell of a study's folder."""
+    """A cell of a study and the progress of its training."""
 
     number: int
     name: str
@@ -21,20 +21,22 @@ class CellStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyStatus:
-    """A study's folder."""
+    """A study and the state of each of its cells."""
 
     folder: Path
     title: str
     cells: tuple[CellStatus, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """An element of what `mixerloop study status --json` prints."""
-        cells = [{"cell": one.number, "name": one.name, **asdict(one.state)} for one in self.cells]
+        """An element of the list that `mixerloop study status --json` prints."""
+        cells = [
+            {"cell": cell.number, "name": cell.name, **asdict(cell.state)} for cell in self.cells
+        ]
         return {"study": str(self.folder), "title": self.title, "cells": cells}
 
 
 def study_status(folders: Sequence[Path | str] = ()) -> list[StudyStatus]:
-    """Look at the folders of studies, or at all studies in runs/; nothing is changed."""
+    """The status of studies by folder, or of all studies in runs/; changes no file."""
     paths = [Path(folder) for folder in folders]
     if not paths:
         paths = sorted(path.parent for path in runs.RUNS.glob(f"*/{PLAN}"))

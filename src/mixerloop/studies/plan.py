@@ -27,21 +27,21 @@ from mixerloop.study_folder import (
 )
 
 FLOPS_AGREE = 0.05
-"""How near to another model's compute per token whole layers must come."""
+"""The largest relative error in compute per token that `layers_for_flops_of` accepts."""
 BUDGET_FOR: dict[Match, tuple[str, ...]] = {
     "parameters+tokens": ("steps", "tokens"),
     "flops": ("flops",),
     "seconds": ("seconds",),
 }
-"""In what a budget must be given for all models to get the same of what is matched."""
+"""The kinds of budget that give all models the same amount of the matched quantity."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One model under one seed."""
+    """One model with one random seed."""
 
     number: int
-    """From 1, over all parts."""
+    """Counted from 1 over all parts."""
     part: str
     arm: str
     seed: int
@@ -51,34 +51,34 @@ class Cell:
     measure: tuple[str, ...]
     parameters: int
     flops_per_token: float
-    """Forward and backward."""
+    """Of a forward and a backward pass together."""
     cpus: int
     gpus: int
 
     @property
     def name(self) -> str:
-        """Its folder inside the study's."""
+        """The path of the cell's run inside the study's folder."""
         return f"{self.part}/{self.arm}-seed{self.seed}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All cells of a study, and where they are kept."""
+    """All cells of a study, and the study's folder."""
 
     file: StudyFile
     folder: Path
     cells: tuple[Cell, ...]
 
     def of(self, part: str) -> list[Cell]:
-        """The cells of one part."""
+        """The cells of one part, in the order of their numbers."""
         return [cell for cell in self.cells if cell.part == part]
 
     def run(self, cell: Cell) -> Path:
-        """The run of a cell."""
+        """The folder of a cell's run."""
         return self.folder / cell.name
 
     def data(self, part: str) -> Path:
-        """The data of a part."""
+        """The folder of a part's prepared data."""
         return self.folder / DATA / part
 
     def write(self) -> None:
@@ -154,7 +154,7 @@ class Plan:
         return train.compute_dtype
 
     def _arm(self, part: PartSettings, arm: ArmSettings) -> PlannedArm:
-        cell = next(one for one in self.of(part.name) if one.arm == arm.title)
+        cell = next(cell for cell in self.of(part.name) if cell.arm == arm.title)
         return planned_arm(
             arm.title,
             cell.config.model,
@@ -172,7 +172,7 @@ def planned_arm(
     parameters: int,
     flops_per_token: float,
 ) -> PlannedArm:
-    """The entry of a model in a plan."""
+    """A model's entry in plan.json: its schedule, sizes and compute."""
     return PlannedArm(
         name=name,
         schedule=notation(model.occurrences()),
@@ -187,7 +187,7 @@ def planned_arm(
 
 
 def make_plan(file: StudyFile, folder: Path) -> Plan:
-    """Check everything that can be checked before anything is trained."""
+    """Turn a study file into cells; rejects every mistake that shows before training."""
     cells: list[Cell] = []
     for index, part in enumerate(file.study.parts):
         models = _models(file, index, part, folder)
@@ -242,21 +242,21 @@ def _models(file: StudyFile, index: int, part: PartSettings, folder: Path) -> di
 
 
 def _in_one_dtype(config: RunConfig, part: PartSettings, folder: Path) -> RunConfig:
-    """A config that names the compute type `auto` is here, or was when the study was planned.
+    """Replace the compute type `auto` by that of an earlier plan, or else of this machine's CPU.
 
-    All cells compute in one type, wherever they run. Where GPUs are asked for, a cell decides.
+    All cells compute in one type, wherever they run. In a part for GPUs each cell resolves `auto`.
     """
     _, train = config.for_training()
     if train.compute_dtype != "auto" or part.gpus:
         return config
     planned = read_plan(folder).parts if (folder / PLAN).is_file() else ()
-    before = [one.compute_dtype for one in planned if one.name == part.name]
+    before = [earlier.compute_dtype for earlier in planned if earlier.name == part.name]
     dtype = before[0] if before else choose_compute_dtype("auto", "cpu")
     return dataclasses.replace(config, train=dataclasses.replace(train, compute_dtype=dtype))
 
 
 def _place(here: str, part: PartSettings, error: ValueError) -> str:
-    """The section of the part that an error about a config speaks of, if it overrides it."""
+    """The part's key that an error about a config names, or else the part's arms."""
     for section in ("model", "data", "train"):
         for key in getattr(part, section):
             if f"{section}.{key}" in str(error) or f"unknown key {key};" in str(error):
@@ -267,24 +267,24 @@ def _place(here: str, part: PartSettings, error: ValueError) -> str:
 def _deepened(
     file: StudyFile, here: str, arm: ArmSettings, config: RunConfig, other: RunConfig
 ) -> RunConfig:
-    """The number of layers whose compute per token is nearest to another model's."""
+    """A config with the number of layers whose compute per token is nearest to another model's."""
     wanted = _flops(other)
-    found = config
+    nearest = config
     for num_layers in range(1, 64 * config.model.num_layers):
         model = dataclasses.replace(config.model, num_layers=num_layers)
         candidate = dataclasses.replace(config, model=model)
-        if abs(_flops(candidate) - wanted) < abs(_flops(found) - wanted):
-            found = candidate
+        if abs(_flops(candidate) - wanted) < abs(_flops(nearest) - wanted):
+            nearest = candidate
         if _flops(candidate) > wanted:
             break
-    off = _flops(found) / wanted - 1
+    off = _flops(nearest) / wanted - 1
     if abs(off) > FLOPS_AGREE:
         raise file.refused(
             f"{here}.arms",
-            f"'{arm.title}' with {found.model.num_layers} layers comes to {off:+.0%} of the "
+            f"'{arm.title}' with {nearest.model.num_layers} layers comes to {off:+.0%} of the "
             f"compute of '{arm.layers_for_flops_of}'; no number of layers comes nearer",
         )
-    return found
+    return nearest
 
 
 def _check_match(
@@ -292,15 +292,15 @@ def _check_match(
 ) -> None:
     """Reject a budget that would not be equal.
 
-    Parameters are equal already: arms differ in their schedules alone. The table of a learned
+    Parameters are equal already: arms differ only in their schedules. The table of a learned
     residual has a row for each pass and is not counted.
     """
     _, train = models[part.arms[0].title].for_training()
-    given = next(name for name in BUDGETS if getattr(train, name) is not None)
-    if given not in BUDGET_FOR[part.match]:
+    budget = next(name for name in BUDGETS if getattr(train, name) is not None)
+    if budget not in BUDGET_FOR[part.match]:
         needed = " or ".join(BUDGET_FOR[part.match])
         raise file.refused(
-            f"{here}.match", f"'{part.match}' needs a budget in {needed}, and train has {given}"
+            f"{here}.match", f"'{part.match}' needs a budget in {needed}, and train has {budget}"
         )
 
 

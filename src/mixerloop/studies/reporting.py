@@ -32,7 +32,7 @@ RUNS = "runs"
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenReport:
-    """A report on disk."""
+    """The page of a report that was written, and what the report says."""
 
     page: Path
     """The HTML file; report.md and the figures are beside it."""
@@ -49,8 +49,8 @@ class WrittenReport:
 def make_report(paths: Sequence[Path | str], out: Path | str | None = None) -> WrittenReport:
     """Write one self-contained page, Markdown beside it and a folder of figures.
 
-    `paths` are folders of studies, or runs with results. `out` is the page; of a single study it
-    is report.html in the study's folder where it is not given.
+    `paths` are folders of studies, or runs with results. `out` is the page; its default for a
+    single study is report.html in the study's folder.
     """
     folders = [Path(path) for path in paths]
     if not folders:
@@ -67,11 +67,11 @@ def make_report(paths: Sequence[Path | str], out: Path | str | None = None) -> W
 
 
 def _of_studies(studies: Sequence[Path], page: Path) -> WrittenReport:
-    found = {path.resolve().name: read_study(path) for path in studies}
-    if len(found) < len(studies):
+    results = {path.resolve().name: read_study(path) for path in studies}
+    if len(results) < len(studies):
         raise ValueError("two studies have the same name; a report needs different ones")
-    (first, *others) = found.values()
-    return _written(joined(found) if others else first, page)
+    (first, *others) = results.values()
+    return _written(joined(results) if others else first, page)
 
 
 def _written(results: StudyResults, page: Path, warning: str | None = None) -> WrittenReport:
@@ -80,7 +80,7 @@ def _written(results: StudyResults, page: Path, warning: str | None = None) -> W
 
 
 def _of_runs(paths: Sequence[Path], page: Path) -> WrittenReport:
-    """Runs as if they were a study of one part; runs that differ in the seed only are one model."""
+    """Report runs as a study of one part; runs that differ only in the seed are one model."""
     for path in paths:
         if not (path / runs.CONFIG).is_file():
             raise ValueError(f"{path}: neither a study's folder nor a run")
@@ -100,7 +100,7 @@ def _of_runs(paths: Sequence[Path], page: Path) -> WrittenReport:
 
 
 def _plan_of(groups: list[list[Path]], *, about: str) -> StudyPlan:
-    """Runs as the plan of a study would list them."""
+    """The plan of a study that would have made these runs."""
     arms, cells = [], []
     for group in groups:
         name = group[0].name

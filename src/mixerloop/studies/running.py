@@ -42,10 +42,10 @@ class PendingCell:
     cell: Cell
     state: CellState
     expected_seconds: float | None
-    """Of training that is left; None for a cell that is done, that was picked, or on a GPU."""
+    """Of the training that is left; None for a cell that is done, was picked, or needs a GPU."""
 
     def to_json(self) -> dict[str, Any]:
-        """A row of `mixerloop study FILE --dry-run --json`."""
+        """A row of the cells that `mixerloop study FILE --dry-run --json` prints."""
         return {
             "cell": self.cell.number,
             "name": self.cell.name,
@@ -66,9 +66,9 @@ class PlannedStudy:
     picked: bool
     """Whether cells were picked; no report is written then."""
     chosen_jobs: int | None
-    """Cells at a time, if the user has chosen a number."""
+    """The number of cells at a time that the user chose; None leaves the choice to us."""
     expected_jobs: int = 1
-    """Cells at a time that the expected seconds are for."""
+    """The number of cells at a time that the expected seconds assume."""
 
     def jobs_for(self, cells: Sequence[Cell]) -> int:
         """How many of these cells to run at a time; picked cells are run in turn."""
@@ -88,16 +88,16 @@ class PlannedStudy:
 
     def to_json(self) -> dict[str, Any]:
         """What `mixerloop study FILE --dry-run --json` prints."""
-        return {"cells": [one.to_json() for one in self.cells], "precision": self.precision()}
+        return {"cells": [cell.to_json() for cell in self.cells], "precision": self.precision()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOutcome:
-    """How a study ended."""
+    """The folder, the report and the failures of a study that was run."""
 
     folder: Path
     report: WrittenReport | None
-    """None where cells were picked."""
+    """None if only picked cells were run."""
     failed: tuple[str, ...]
     """Cells and comparisons that failed; running the study again retries them."""
 
@@ -109,10 +109,10 @@ def plan_study(
     cells: Sequence[int] | None = None,
     jobs: int | None = None,
 ) -> PlannedStudy:
-    """Check a study file and look at what is done already; nothing is written.
+    """Check a study file and read the state of its cells; nothing is written.
 
-    `out` is the study's folder, runs/NAME for NAME.toml where it is not given. `cells` picks cells
-    by their numbers. A few training steps of each model are timed to say how long the study takes.
+    `out` is the study's folder, by default runs/NAME for NAME.toml. `cells` picks cells by their
+    numbers. A few training steps of each model are timed to estimate how long the study takes.
     """
     study = read_study(Path(file))
     plan = make_plan(study, runs.RUNS / study.path.stem if out is None else Path(out))
@@ -145,11 +145,11 @@ def run_study(
     held_out: Sequence[Path | str] = (),
     tokenizer: Path | str | None = None,
 ) -> StudyOutcome:
-    """Run what is missing of a study, compare its models and write its report.
+    """Run the unfinished cells of a study, compare its models and write its report.
 
     The first four arguments are those of `plan_study`. `corpus`, `held_out` and `tokenizer` are the
     files of a study that asks for text. Cells are run `jobs` at a time, each in its own process, or
-    on a Ray cluster; the numbers do not depend on it. Progress goes to stderr.
+    on a Ray cluster; the numbers do not depend on this choice. Progress goes to stderr.
     """
     planned = plan_study(file, out=out, cells=cells, jobs=jobs)
     return run_planned(
@@ -165,15 +165,15 @@ def run_planned(
     held_out: Sequence[Path | str] = (),
     tokenizer: Path | str | None = None,
 ) -> StudyOutcome:
-    """Run a study that was planned; see `run_study`."""
+    """Run a study that `plan_study` planned; the other arguments are those of `run_study`."""
     one_of(Engine, engine, "engine")
     plan = planned.plan
-    given: dict[str, Sequence[Path]] = {
+    user_files: dict[str, Sequence[Path]] = {
         CORPUS: [Path(path) for path in corpus],
         HELD_OUT: [Path(path) for path in held_out],
         TOKENIZER: [] if tokenizer is None else [Path(tokenizer)],
     }
-    _start(plan, given)
+    _start(plan, user_files)
     failed = _run_cells(planned, engine)
     if planned.picked:
         return StudyOutcome(folder=plan.folder, report=None, failed=tuple(failed))
@@ -193,21 +193,21 @@ def _chosen(plan: Plan, numbers: Sequence[int] | None) -> Sequence[Cell]:
 
 
 def _with_expected_seconds(planned: PlannedStudy) -> PlannedStudy:
-    """Time a few steps of each model that is left to train, with the threads it will have."""
-    waiting = [one.cell for one in planned.cells if one.state.state != "done"]
+    """Time a few steps of each model that is not trained yet, with the threads it will have."""
+    waiting = [entry.cell for entry in planned.cells if entry.state.state != "done"]
     jobs = planned.jobs_for(waiting)
     whole = expected_of_all(waiting, threads=threads_of_each(jobs))
     cells = []
-    for one in planned.cells:
-        seconds = whole.get(one.cell.number)
-        left = 1 - (one.state.step or 0) / (one.state.total_steps or 1)
+    for entry in planned.cells:
+        seconds = whole.get(entry.cell.number)
+        left = 1 - (entry.state.step or 0) / (entry.state.total_steps or 1)
         expected = None if seconds is None else left * seconds
-        cells.append(replace(one, expected_seconds=expected))
+        cells.append(replace(entry, expected_seconds=expected))
     return replace(planned, cells=tuple(cells), expected_jobs=jobs)
 
 
 def _start(plan: Plan, given: dict[str, Sequence[Path]]) -> None:
-    """Prepare the data, and reject before anything is trained what could not be trained."""
+    """Prepare the data, then reject cells that cannot be trained, then write the plan."""
     plan.folder.mkdir(parents=True, exist_ok=True)
     check_can_hold(plan.folder)
     for part in plan.file.study.parts:
@@ -219,7 +219,7 @@ def _start(plan: Plan, given: dict[str, Sequence[Path]]) -> None:
 def _run_cells(planned: PlannedStudy, engine: Engine) -> list[str]:
     """Run the cells that are not done; returns the names of those that failed."""
     plan = planned.plan
-    waiting = [one.cell for one in planned.cells if not is_done(plan, one.cell)]
+    waiting = [entry.cell for entry in planned.cells if not is_done(plan, entry.cell)]
     if engine == "ray":
         from mixerloop.studies.on_ray import run_on_ray
 
@@ -229,9 +229,9 @@ def _run_cells(planned: PlannedStudy, engine: Engine) -> list[str]:
     if (jobs := planned.jobs_for(independent)) == 1:
         return run_in_turn(plan, waiting)
     expected = {
-        one.cell.number: one.expected_seconds
-        for one in planned.cells
-        if one.expected_seconds is not None
+        entry.cell.number: entry.expected_seconds
+        for entry in planned.cells
+        if entry.expected_seconds is not None
     }
     with CellLines(len(plan.cells)) as lines:
         failed = run_side_by_side(
@@ -246,10 +246,10 @@ def _run_cells(planned: PlannedStudy, engine: Engine) -> list[str]:
 
 
 def _time_prefill(plan: Plan) -> list[str]:
-    if (asked := plan.file.study.prefill) is None:
+    if (settings := plan.file.study.prefill) is None:
         return []
     try:
-        run_prefill(plan, asked, lambda text: say("prefill", text))
+        run_prefill(plan, settings, lambda text: say("prefill", text))
     except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
         say("prefill", f"failed: {one_line(error)}")
         return ["prefill"]

@@ -1,7 +1,8 @@
 """Cells side by side on this machine: independent processes that share its cores.
 
-Small models are computed faster by one core each than one after another by all cores, and such a
-process hardly notices its neighbours. A cell's numbers do not depend on how many run at a time.
+Small models train faster side by side, on one core each, than one after another on all cores. A
+process on one core is hardly slowed by its neighbours. A cell's numbers do not depend on how many
+cells run at a time.
 """
 
 import signal
@@ -20,19 +21,19 @@ from mixerloop.studies.cells import is_done
 from mixerloop.studies.plan import Cell, Plan
 
 RETRIES = 3
-"""How often a cell is started again whose process was killed."""
+"""How often a cell is started again after its process was killed."""
 POLL_SECONDS = 0.1
 BYTES_PER_PARAMETER = 20  # weight, gradient, two moments, and a copy while a checkpoint is written
 PROCESS_BYTES = 600 * 2**20  # Python and torch, without a model
-MEMORY_SHARE = 0.8  # of what is free
+MEMORY_SHARE = 0.8  # of the memory that is free
 
 Heard = Callable[[Cell, str], None]
-"""Told what a cell's process says, line by line."""
+"""Called with every line that a cell's process prints."""
 
 
 @dataclass
 class _Worker:
-    """A cell and the process that has it."""
+    """A cell, the process that runs it, and the thread that reads the process's stderr."""
 
     cell: Cell
     process: "subprocess.Popen[str]"
@@ -41,7 +42,7 @@ class _Worker:
 
 
 def default_jobs(cells: Sequence[Cell]) -> int:
-    """How many cells to run at a time: one for each core, if memory holds them; one on GPUs."""
+    """The number of cells to run at a time: one per core if memory allows; one on GPUs."""
     if not cells or any(cell.gpus for cell in cells):
         return 1
     threads = machine.chosen_threads() or 1
@@ -54,18 +55,18 @@ def default_jobs(cells: Sequence[Cell]) -> int:
 
 
 def threads_of_each(jobs: int) -> int:
-    """Threads of a cell when so many run at a time, unless the user has chosen a number."""
+    """Threads of each cell when `jobs` cells run at a time, unless the user chose a number."""
     return machine.chosen_threads() or max(1, machine.num_cores() // jobs)
 
 
 def is_timed(cell: Cell) -> bool:
-    """Whether a cell's budget is a time, so that neighbours would change what it reaches."""
+    """Whether a cell's budget is in seconds, so that other running cells change its result."""
     _, train = cell.config.for_training()
     return train.seconds is not None
 
 
 def expected_bytes(cell: Cell) -> int:
-    """Memory of a cell in training, at most: what autograd keeps is counted in the torch form."""
+    """An upper bound on a cell's memory in training: activations are counted for the torch form."""
     data, train = cell.config.for_training()
     tokens = (train.micro_batch or train.global_batch) * (data.context or 1)
     account = account_model(cell.config.model)
@@ -96,7 +97,7 @@ def run_side_by_side(
                 starts[cell.number] += 1
                 running.append(_start(plan, cell, threads, environment, heard))
             time.sleep(POLL_SECONDS)
-            for worker in [one for one in running if one.process.poll() is not None]:
+            for worker in [worker for worker in running if worker.process.poll() is not None]:
                 running.remove(worker)
                 worker.reader.join()
                 cell, code = worker.cell, worker.process.returncode
@@ -144,7 +145,7 @@ def _start(
 
 
 def _stop(workers: Sequence[_Worker]) -> None:
-    """Let processes save what they have, and wait for them."""
+    """Ask processes to save a checkpoint and exit, and wait until they have."""
     for worker in workers:
         if worker.process.poll() is None:
             worker.process.send_signal(signal.SIGTERM)

@@ -37,38 +37,38 @@ class ArmSettings:
     schedule: str
     """A named loop or notation."""
     name: str | None = None
-    """Its schedule unless you say so."""
+    """The model's name in folders and tables; by default its schedule."""
     layers_for_flops_of: str | None = None
-    """As many layers as bring its compute per token nearest to that of this other one."""
+    """Another model; the number of layers is chosen so that both cost about the same per token."""
 
     @property
     def title(self) -> str:
-        """What it is called in folders and tables."""
+        """The model's name in folders and tables."""
         return self.schedule if self.name is None else self.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartSettings:
-    """Models that differ in their schedule and in nothing else."""
+    """Models that differ only in their schedule."""
 
     name: str
     config: str
-    """A run's config that all of them start from, beside the study file."""
+    """The run config that all models start from; a path relative to the study file."""
     prepare: tuple[str, ...]
-    """What makes the data, as it would be given to `mixerloop data prepare`."""
+    """The arguments of `mixerloop data prepare` that make the data."""
     arms: tuple[ArmSettings, ...]
     seeds: tuple[int, ...]
     match: Match = "parameters+tokens"
     measure: tuple[str, ...] = ("nll",)
     """Registered measures, taken of every trained model."""
     measure_in: dict[str, ComputeDtype] = dataclasses.field(default_factory=dict)
-    """The type of the projections in each measurement, float32 where none is given."""
+    """The type of the projections in each measurement; by default float32."""
     transport: TransportSettings = dataclasses.field(default_factory=TransportSettings)
     cpus: int = 1
-    """Processors of a cell, where a cluster places it."""
+    """CPUs that a cluster reserves for each cell."""
     gpus: int = 0
     model: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Takes the place of what the config says, as do the next two."""
+    """Keys that override the config's [model]; `data` and `train` override their sections."""
     data: dict[str, Any] = dataclasses.field(default_factory=dict)
     train: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -79,18 +79,18 @@ class PartSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """Everything one study file says."""
+    """The content of a study file."""
 
     title: str
     parts: tuple[PartSettings, ...]
     prefill: PrefillSettings | None = None
     about: str = ""
-    """A few words for the report."""
+    """A short description for the report."""
 
 
 @dataclass(frozen=True)
 class StudyFile:
-    """A study and the text it was read from, so that a refusal can name the line."""
+    """A study and the text it was read from, so that an error can name the line."""
 
     path: Path
     text: str
@@ -102,7 +102,7 @@ class StudyFile:
 
 
 def read_study(path: Path) -> StudyFile:
-    """Read and check what needs no other file."""
+    """Read a study file and run the checks that need no other file."""
     try:
         text = path.read_text(encoding="utf-8")
         tables = tomllib.loads(text)
@@ -119,7 +119,7 @@ def read_study(path: Path) -> StudyFile:
 
 
 def _with_whole_arms(tables: dict[str, Any]) -> dict[str, Any]:
-    """A schedule alone is an arm, too."""
+    """Replace each arm that is only a schedule by a table with that schedule."""
     parts = tables.get("parts")
     if not isinstance(parts, list):
         return tables
@@ -152,10 +152,10 @@ def _check(file: StudyFile) -> None:
                 raise file.refused(f"{here}.arms", f"'{title}' cannot name a folder; give a name")
         plain = [arm.title for arm in part.arms if arm.layers_for_flops_of is None]
         for arm in part.arms:
-            other = arm.layers_for_flops_of
-            if other is not None and other not in plain:
+            target = arm.layers_for_flops_of
+            if target is not None and target not in plain:
                 raise file.refused(
-                    f"{here}.arms", f"there is no other model '{other}' with layers of its own"
+                    f"{here}.arms", f"there is no other model '{target}' with layers of its own"
                 )
         if not part.seeds or len(set(part.seeds)) < len(part.seeds):
             raise file.refused(f"{here}.seeds", "give one seed or more, each once")
@@ -200,14 +200,15 @@ def _check_measures(file: StudyFile, here: str, part: PartSettings) -> None:
 def _check_transport(
     file: StudyFile, place: str, part: PartSettings, preparation: Preparation
 ) -> None:
-    asked = part.transport
-    if asked.windows < 2:
+    settings = part.transport
+    if settings.windows < 2:
         raise file.refused(place, "an interval needs two windows or more")
-    room = asked.context - 1 - asked.context // 2
-    if asked.positions < 1 or (preparation.context is None and asked.positions > room):
+    room = settings.context - 1 - settings.context // 2
+    if settings.positions < 1 or (preparation.context is None and settings.positions > room):
         raise file.refused(
             place,
-            f"{asked.context} tokens have room for 1 to {room} positions, not {asked.positions}",
+            f"{settings.context} tokens have room for 1 to {room} positions, "
+            f"not {settings.positions}",
         )
 
 
@@ -231,8 +232,8 @@ def _refused(path: Path, text: str, place: str, reason: object) -> ValueError:
 def line_of(text: str, place: str) -> int | None:
     """The line of a key such as `parts[1].train.steps`, or of the nearest table around it.
 
-    The place may be followed by anything, as in the messages of `strict`, where an unknown key
-    stands behind the table it is in.
+    Text may follow the place, as in the messages of `parsing.from_dict`, which name an unknown key
+    after its table.
     """
     wanted = re.match(r"[\w.\[\]]*", place)
     keys = re.findall(r"\w+", wanted.group() if wanted else "")
@@ -246,17 +247,17 @@ def line_of(text: str, place: str) -> int | None:
             table = header.group(2).split(".")
             if header.group(1):
                 counts[table[0]] = counts.get(table[0], -1) + 1
-            found = list(table)
+            path = list(table)
         elif key := re.match(r"\s*(\w+)\s*=", line):
-            found = [*table, key.group(1)]
+            path = [*table, key.group(1)]
         else:
             continue
-        if found[0] in counts:
-            found.insert(1, str(counts[found[0]]))
+        if path[0] in counts:
+            path.insert(1, str(counts[path[0]]))
         depth = next(
-            (i for i, (a, b) in enumerate(zip(found, keys, strict=False)) if a != b),
-            min(len(found), len(keys)),
+            (i for i, (a, b) in enumerate(zip(path, keys, strict=False)) if a != b),
+            min(len(path), len(keys)),
         )
-        if depth and depth == len(found) and (best is None or depth > best[0]):
+        if depth and depth == len(path) and (best is None or depth > best[0]):
             best = (depth, number)
     return None if best is None else best[1]

@@ -10,14 +10,14 @@ def plan_text(planned: PlannedStudy) -> str:
     """The cells, the compute types, and how long the training will take."""
     plan = planned.plan
     table = table_of("cell", "name", "parameters", "MFLOP/token", "state", "training")
-    for one in planned.cells:
-        expected = one.expected_seconds
+    for entry in planned.cells:
+        expected = entry.expected_seconds
         table.add_row(
-            str(one.cell.number),
-            one.cell.name,
-            f"{one.cell.parameters:,}",
-            f"{one.cell.flops_per_token / 1e6:,.1f}",
-            one.state.state,
+            str(entry.cell.number),
+            entry.cell.name,
+            f"{entry.cell.parameters:,}",
+            f"{entry.cell.flops_per_token / 1e6:,.1f}",
+            entry.state.state,
             "" if expected is None else duration(expected),
         )
     lines = [
@@ -27,7 +27,9 @@ def plan_text(planned: PlannedStudy) -> str:
     ]
     for part, types in planned.precision().items():
         lines.append(f"{part}: {', '.join(f'{what} in {dtype}' for what, dtype in types.items())}")
-    seconds = [one.expected_seconds for one in planned.cells if one.expected_seconds is not None]
+    seconds = [
+        entry.expected_seconds for entry in planned.cells if entry.expected_seconds is not None
+    ]
     if seconds:
         jobs = planned.expected_jobs
         together = max(sum(seconds) / jobs, *seconds)
@@ -39,18 +41,18 @@ def plan_text(planned: PlannedStudy) -> str:
 def status_text(status: StudyStatus) -> str:
     """The state of every cell, and how many are done."""
     table = table_of("cell", "name", "state", "step", "of", "trained", "problem")
-    for one in status.cells:
-        state = one.state
+    for cell in status.cells:
+        state = cell.state
         table.add_row(
-            str(one.number),
-            one.name,
+            str(cell.number),
+            cell.name,
             state.state,
             "" if state.step is None else f"{state.step:,}",
             "" if state.total_steps is None else f"{state.total_steps:,}",
             "" if state.train_seconds is None else duration(state.train_seconds),
             state.error or "",
         )
-    done = sum(one.state.state == "done" for one in status.cells)
+    done = sum(cell.state.state == "done" for cell in status.cells)
     return "\n".join(
         (
             f"{status.folder}: {status.title}",

@@ -41,7 +41,7 @@ for _config, _model, _for_causal_lm in (
     (NoLoopConfig, NoLoopModel, GatedDeltaNetForCausalLM),
 ):
     if _config is NoLoopConfig and _config.model_type in CONFIG_MAPPING:
-        continue  # flash-linear-attention has registered its own
+        continue  # flash-linear-attention has registered its own class
     AutoConfig.register(_config.model_type, _config, exist_ok=True)
     AutoModel.register(_config, _model, exist_ok=True)
     AutoModelForCausalLM.register(_config, _for_causal_lm, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Configs of looped models, as `transformers` keeps them."""
+"""Config classes of looped models for `transformers`."""
 
 from typing import Any
 
@@ -21,10 +21,10 @@ from mixerloop.parsing import suggest
 
 @strict
 class LoopedConfig(PreTrainedConfig):
-    """Sizes that all types share."""
+    """The sizes that all model types share."""
 
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
-    has_no_defaults_at_init = True  # a number of passes has none
+    has_no_defaults_at_init = True  # the number of passes has no default
 
     vocab_size: int = 32_000
     hidden_size: int = 288
@@ -45,7 +45,7 @@ class LoopedConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Refuse what no model here has; a misspelt key would otherwise do nothing."""
+        """Reject unknown keys and values: a misspelt key would otherwise have no effect."""
         base = {"name_or_path", "attn_implementation", "experts_implementation", "num_labels"}
         ours = set(type(self).__dataclass_fields__)
         if kwargs.get(OLD_PASSES, 1) is None:
@@ -59,10 +59,10 @@ class LoopedConfig(PreTrainedConfig):
         self.model(**fixed)
 
     def model(self, **checked: Any) -> ModelConfig:
-        """As our own models have it; `checked` are keys that must have the one value it has."""
+        """Our own config; raises if a key in `checked` has a value that no model here has."""
         keys = (*SIZE_KEYS, *LOOP_KEYS, *MUST_BE)
-        given = {key: getattr(self, key) for key in keys if hasattr(self, key)}
-        return model_config({"model_type": self.model_type, **given, **checked})
+        values = {key: getattr(self, key) for key in keys if hasattr(self, key)}
+        return model_config({"model_type": self.model_type, **values, **checked})
 
 
 @strict
@@ -74,7 +74,7 @@ class MixerLoopConfig(LoopedConfig):
     loop_count: int | None = None
     use_residual: bool | None = None
     schedule: str | None = None
-    """With pass_residual, how our first exports said what loops."""
+    """Our first exports described the loop with `schedule` and `pass_residual`."""
     pass_residual: str | None = None
 
 
@@ -94,7 +94,7 @@ class FFNLoopConfig(MixerLoopConfig):
 
 @strict
 class ScheduleConfig(LoopedConfig):
-    """Any schedule, written out."""
+    """Any schedule, in notation."""
 
     model_type = ANY_SCHEDULE
 
@@ -104,6 +104,6 @@ class ScheduleConfig(LoopedConfig):
 
 @strict
 class NoLoopConfig(LoopedConfig):
-    """No loop, under the name of flash-linear-attention's model."""
+    """A model without a loop, under the type name of flash-linear-attention."""
 
     model_type = NO_LOOP

@@ -1,7 +1,7 @@
 """Looped models for `transformers`, with the module names of the released checkpoints.
 
 `model.model.layers[i].mixer` is called once for each occurrence, so hooks on it see every pass.
-The cache is transformers' own, with one layer for each mixer occurrence: it has one size for ever.
+The cache is a class of transformers. It has one layer for each mixer occurrence, and does not grow.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,24 +35,24 @@ from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.schedule import Occurrence, Sublayer
 
 LinearState = tuple[Tensor, Tensor]
-"""Memory, and the tokens before the next for the short convolution."""
+"""The mixer's memory, and the last tokens, which the short convolution needs."""
 OF_GENERATE = {"next_sequence_length", "is_first_iteration"}
-"""What `generate` tells every model about where it is; a state knows by itself."""
+"""Arguments by which `generate` tells a model its position; our states need none of them."""
 
 
 class Filter(nn.Conv1d):
-    """A short convolution's weights; called for, so that hooks which load weights are run."""
+    """A short convolution's weights; the mixer calls it, so that hooks which load weights run."""
 
     def forward(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """What the mixer convolves with."""
+        """The weights of the filter; the mixer computes the convolution itself."""
         return self.weight
 
 
 class HeadNorm(nn.RMSNorm):
-    """The weights of a norm inside the mixer; called for, as those of a `Filter` are."""
+    """The weights of a norm inside the mixer; the mixer calls it for the reason of `Filter`."""
 
     def forward(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """What the mixer scales with."""
+        """The weights of the norm; the mixer computes the norm itself."""
         return self.weight
 
 
@@ -118,7 +118,7 @@ class LoopedMixer(nn.Module):
 
 
 class LoopedFFN(nn.Module):
-    """SwiGLU."""
+    """The SwiGLU ffn, with separate matrices for gate and up."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class LoopedFFN(nn.Module):
 
 
 class LoopedLayer(nn.Module):
-    """One physical block of weights."""
+    """One layer: a mixer and an ffn, each with a norm before it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class LoopedLayer(nn.Module):
         self._add_parts(config)
 
     def _add_parts(self, config: ModelConfig) -> None:
-        """What the authors' layers and flash-linear-attention's call by different names."""
+        """Add the parts that the authors and flash-linear-attention name differently."""
         self.mixer = LoopedMixer(config)
         self.ffn_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self.ffn = LoopedFFN(config)
@@ -165,7 +165,7 @@ class LoopedLayer(nn.Module):
 
 
 class NoLoopLayer(LoopedLayer):
-    """The same, with the names of flash-linear-attention."""
+    """A layer whose parts have the names of flash-linear-attention."""
 
     def _add_parts(self, config: ModelConfig) -> None:
         self.attn = LoopedMixer(config)
@@ -174,22 +174,22 @@ class NoLoopLayer(LoopedLayer):
 
     @property
     def mixer(self) -> LoopedMixer:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The mixer."""
+        """The mixer, which is stored as `attn`."""
         return self.attn
 
     @property
     def ffn_norm(self) -> nn.RMSNorm:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The norm before the ffn."""
+        """The norm before the ffn, which is stored as `mlp_norm`."""
         return self.mlp_norm
 
     @property
     def ffn(self) -> LoopedFFN:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The ffn."""
+        """The ffn, which is stored as `mlp`."""
         return self.mlp
 
 
 class LoopedPreTrainedModel(PreTrainedModel):
-    """What both models share."""
+    """Loading and initialisation, which models with and without a head share."""
 
     config_class = LoopedConfig
     base_model_prefix = "model"
@@ -206,23 +206,23 @@ class LoopedPreTrainedModel(PreTrainedModel):
         use_safetensors: bool = True,
         **options: Any,
     ) -> Any:
-        """As transformers has it, but weights that do not fit are an error and not a warning.
+        """Load as transformers does, but raise if weights do not fit, where it only warns.
 
-        Weights that are a pickle are not looked for.
+        Weights in a pickle are never loaded.
         """
         if not use_safetensors:
             raise ValueError("use_safetensors=False: a pickle can run code; convert to safetensors")
         load: Any = super().from_pretrained
-        model, found = load(*args, output_loading_info=True, use_safetensors=True, **options)
+        model, loading_info = load(*args, output_loading_info=True, use_safetensors=True, **options)
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-            if names := sorted(map(str, found[kind])):
-                has_table = kind == "unexpected_keys" and any("residual" in one for one in names)
+            if names := sorted(map(str, loading_info[kind])):
+                has_table = kind == "unexpected_keys" and any("residual" in name for name in names)
                 hint = "; its config needs use_residual or pass_residual" * has_table
                 raise ValueError(f"{kind.replace('_', ' ')}: {', '.join(names)}{hint}")
-        return (model, found) if output_loading_info else model
+        return (model, loading_info) if output_loading_info else model
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Fresh weights; those of a study come from mixerloop itself, which draws them by name."""
+        """Draw fresh weights. Studies do not use these: mixerloop draws its weights by name."""
         if isinstance(module, nn.Linear | nn.Conv1d | nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
         elif isinstance(module, nn.RMSNorm):
@@ -239,18 +239,18 @@ class LoopedPreTrainedModel(PreTrainedModel):
 
 
 class ReleasedResidual:
-    """The learned residual around a pass; its weights are a parameter of the model itself."""
+    """The learned residual around a pass; its weights are a parameter of the model."""
 
     def __init__(self, model: "LoopedModel", passes: Passes) -> None:
         self._model, self.passes = model, passes
 
     def start(self, embedded: Tensor) -> None:
-        """Nothing is kept from before the first occurrence."""
+        """Do nothing: this rule needs no tensor from before the first occurrence."""
 
     def open(
         self, residual: Tensor, kept: Tensor | None, occurrence: Occurrence
     ) -> tuple[Tensor, Tensor]:
-        """Keep the residual that enters the pass."""
+        """Save the residual that enters the pass."""
         return residual, residual
 
     def close(
@@ -265,7 +265,7 @@ class ReleasedResidual:
 
 
 class LoopedModel(LoopedPreTrainedModel):
-    """Embed, walk the schedule, norm."""
+    """The model without its head: embedding, walk through the schedule, final norm."""
 
     config_class = ScheduleConfig
     layer_class: type[LoopedLayer] = LoopedLayer
@@ -274,7 +274,9 @@ class LoopedModel(LoopedPreTrainedModel):
         super().__init__(config)
         ours = config.model()
         self.schedule = ours.occurrences()
-        self.mixer_occurrences = [one for one in self.schedule if one.sublayer == "mixer"]
+        self.mixer_occurrences = [
+            occurrence for occurrence in self.schedule if occurrence.sublayer == "mixer"
+        ]
         self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         layers = nn.ModuleList(self.layer_class(ours) for _ in range(ours.num_layers))
         self.layers = cast(Sequence[LoopedLayer], layers)
@@ -290,11 +292,11 @@ class LoopedModel(LoopedPreTrainedModel):
     rules: tuple[ReleasedResidual, ...] = ()
 
     def get_input_embeddings(self) -> nn.Module:
-        """The embedding."""
+        """The token embedding, under the name that transformers calls."""
         return self.embeddings
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:  # pyright: ignore
-        """Put another in its place."""
+        """Replace the token embedding."""
         self.embeddings = value
 
     def forward(
@@ -307,7 +309,10 @@ class LoopedModel(LoopedPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> BaseModelOutputWithPast | tuple:
-        """The residual after the last occurrence, normed; hidden states are those before each."""
+        """The normed residual after the last occurrence.
+
+        Hidden states are the residuals before each occurrence, and the normed residual.
+        """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give input_ids or inputs_embeds, and not both")
         residual = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
@@ -354,7 +359,7 @@ class LoopedModel(LoopedPreTrainedModel):
         return result if wanted else result.to_tuple()
 
     def _run(self, function: Callable[[Tensor], Any], residual: Tensor) -> Any:
-        """One occurrence; with checkpointing, its inside is computed again for the backward."""
+        """Run an occurrence; gradient checkpointing computes it again in the backward pass."""
         if self.gradient_checkpointing and self.training:
             return self._gradient_checkpointing_func(function, residual)
         return function(residual)
@@ -371,22 +376,24 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
     def __init__(self, config: LoopedConfig) -> None:
         super().__init__(config)
         assert self.generation_config is not None
-        self.generation_config.use_cache = True  # whatever a config of training says
+        self.generation_config.use_cache = (
+            True  # even if the config, which is of training, turns the cache off
+        )
         self.model = self.model_class(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        """The model makes its own: generate would make one with a layer for each block."""
+        """False: the model makes its own cache. `generate` would make one layer for each block."""
         return False
 
     def get_output_embeddings(self) -> nn.Module:
-        """The head."""
+        """The tied head, under the name that transformers calls."""
         return self.lm_head
 
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Put another in its place."""
+        """Replace the head."""
         self.lm_head = new_embeddings
 
     def forward(
@@ -402,8 +409,8 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
     ) -> CausalLMOutputWithPast | tuple:
-        """Logits, and the loss where labels are given; they are shifted here."""
-        found = self.model(
+        """Logits, and the loss if there are labels; the loss function shifts the labels."""
+        outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             past_key_values=past_key_values,
@@ -412,9 +419,11 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
             output_hidden_states=output_hidden_states,
             return_dict=True,
         )
-        hidden = found.last_hidden_state
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(hidden[:, kept])
+        hidden = outputs.last_hidden_state
+        positions = (
+            slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        )
+        logits = self.lm_head(hidden[:, positions])
         loss = None
         if labels is not None:
             loss = self.loss_function(
@@ -426,8 +435,8 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
         result = CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=found.past_key_values,
-            hidden_states=found.hidden_states,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
         )
         wanted = self.config.return_dict if return_dict is None else return_dict
         return result if wanted else result.to_tuple()
@@ -443,9 +452,9 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         **of_generate: object,
     ) -> dict:
-        """The prompt first, then one token at a time with the state of all before it."""
-        given = {name for name, value in of_generate.items() if value is not None}
-        if unknown := given - OF_GENERATE:
+        """Inputs of the next call: the prompt first, then the last token with the cached state."""
+        passed = {name for name, value in of_generate.items() if value is not None}
+        if unknown := passed - OF_GENERATE:
             raise ValueError(f"{', '.join(sorted(unknown))}: means nothing to this model")
         inputs: dict = {
             "use_cache": use_cache,
@@ -460,57 +469,57 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
 
 
 class MixerLoopModel(LoopedModel):
-    """Under the name of the released mixer loops."""
+    """A mixer loop, under the class name of the released checkpoints."""
 
     config_class = MixerLoopConfig
 
 
 class MixerLoopForCausalLM(LoopedForCausalLM):
-    """Under the name of the released mixer loops."""
+    """A mixer loop, under the class name of the released checkpoints."""
 
     config_class = MixerLoopConfig
 
 
 class FullLoopModel(LoopedModel):
-    """Under the name of the released full loops."""
+    """A full loop, under the class name of the released checkpoints."""
 
     config_class = FullLoopConfig
 
 
 class FullLoopForCausalLM(LoopedForCausalLM):
-    """Under the name of the released full loops."""
+    """A full loop, under the class name of the released checkpoints."""
 
     config_class = FullLoopConfig
 
 
 class FFNLoopModel(LoopedModel):
-    """Under the name of the released ffn loops."""
+    """An ffn loop, under the class name of the released checkpoints."""
 
     config_class = FFNLoopConfig
 
 
 class FFNLoopForCausalLM(LoopedForCausalLM):
-    """Under the name of the released ffn loops."""
+    """An ffn loop, under the class name of the released checkpoints."""
 
     config_class = FFNLoopConfig
 
 
 class NoLoopModel(LoopedModel):
-    """With the names of flash-linear-attention."""
+    """A model without a loop, with the names of flash-linear-attention."""
 
     config_class = NoLoopConfig
     layer_class = NoLoopLayer
 
 
 class GatedDeltaNetForCausalLM(LoopedForCausalLM):
-    """With the names of flash-linear-attention."""
+    """A model without a loop, with the names of flash-linear-attention."""
 
     config_class = NoLoopConfig
     model_class = NoLoopModel
 
 
 def _needed_mask(attention_mask: Tensor | None, residual: Tensor) -> Tensor | None:
-    """The mask, checked, or nothing where nothing is padding."""
+    """The checked mask, or None if no token is padding."""
     if attention_mask is None:
         return None
     if attention_mask.shape != residual.shape[:2]:
@@ -523,7 +532,7 @@ def _needed_mask(attention_mask: Tensor | None, residual: Tensor) -> Tensor | No
 
 
 def _pads_behind(mask: Tensor) -> bool:
-    """Whether there is padding behind a token of some text."""
+    """Whether some text has padding after one of its tokens."""
     return bool((mask[:, 1:] < mask[:, :-1]).any())
 
 
