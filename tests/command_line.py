@@ -1,4 +1,4 @@
-"""The program as a user runs it, with nothing of ours in its environment.
+"""The program as a user runs it, without the settings of the tests in its environment.
 
 `mixerloop` runs a verb in this process, which saves the three seconds in which torch is imported.
 `in_a_process` starts a process: for signals, kills, pipes and whatever happens before `main`.
@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 
+import shape_checks
 from mixerloop import machine
 from mixerloop.cli.main import main
 from mixerloop.ops import native_library
@@ -28,7 +29,7 @@ COMMAND = (sys.executable, "-m", "mixerloop")
 
 @dataclass(frozen=True)
 class Ended:
-    """What a program leaves behind, with the names of `subprocess.CompletedProcess`."""
+    """Exit code and output of a program, named as in `subprocess.CompletedProcess`."""
 
     returncode: int
     stdout: str
@@ -36,7 +37,7 @@ class Ended:
 
 
 def environment(home) -> dict[str, str]:
-    """All that a program started by the tests knows of this machine."""
+    """The environment variables of a program that the tests start."""
     limits = {name: os.environ[name] for name in INSTRUCTION_SET_LIMITS if name in os.environ}
     return {
         **machine.waiting(),
@@ -77,7 +78,7 @@ def in_a_process(*arguments, cwd=".", code=0) -> subprocess.CompletedProcess[str
 
 
 def refused(*arguments, cwd=".", after=()) -> str:
-    """The one line a verb is refused with, after nothing but these lines of progress."""
+    """The error line with which a verb exits, after no other output than these progress lines."""
     ended = mixerloop(*arguments, cwd=cwd, code=2)
     *progress, line = (ended.stdout + ended.stderr).splitlines()
     assert set(progress) <= set(after)
@@ -87,7 +88,7 @@ def refused(*arguments, cwd=".", after=()) -> str:
 
 @contextlib.contextmanager
 def _as_a_program(arguments, cwd) -> Iterator[None]:
-    """Set what a new process would find, and restore what this one had."""
+    """Set the state of a new process, and restore the state of this process afterwards."""
     heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     threads, variables = torch.get_num_threads(), environment(cwd)
     with contextlib.ExitStack() as stack:
@@ -98,7 +99,8 @@ def _as_a_program(arguments, cwd) -> Iterator[None]:
             stream = open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
             stack.enter_context(mock.patch.object(sys, name, stack.enter_context(stream)))
         stack.enter_context(mock.patch.object(sys, "unraisablehook", sys.unraisablehook))
-        # It tells the allocator of the whole process what cannot be taken back.
+        stack.enter_context(shape_checks.off())
+        # keep_freed_memory changes the allocator of the whole process for good.
         stack.enter_context(mock.patch.object(machine, "keep_freed_memory"))
         try:
             yield
