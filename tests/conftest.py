@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """What a test draws without a generator of its own, it draws the same each time."""
+    """Seed the global generator, so that each run of a test draws the same numbers."""
     torch.manual_seed(0)
 
 

@@ -1,4 +1,4 @@
-"""What a test may need and a machine may lack: the only reasons for which this suite skips.
+"""Things a test may need and a machine may lack: the only reasons for which this suite skips.
 
 `@needs.KERNEL.mark` skips a test, `needs.package("ray").or_skip()` the rest of a test, a fixture or
 a file. tests/skip_reasons.py fails a run in which a test is skipped for anything else.
@@ -38,12 +38,12 @@ EXTRAS = {  # the extra of pyproject.toml that installs a package
 
 
 def is_installed(name: str) -> bool:
-    """Whether a package is here, or a part of one, without importing it."""
+    """Whether a package or a part of a package is installed; neither is imported."""
     package, _, part = name.partition(".")
-    found = find_spec(package)
-    if found is None or not part:
-        return found is not None
-    return PathFinder.find_spec(name, found.submodule_search_locations) is not None
+    spec = find_spec(package)
+    if spec is None or not part:
+        return spec is not None
+    return PathFinder.find_spec(name, spec.submodule_search_locations) is not None
 
 
 PACKAGES = {
@@ -77,12 +77,12 @@ ALL = (
 
 
 def package(name: str) -> Need:
-    """An optional package, or a part of one."""
+    """The need for an optional package or a part of a package."""
     return PACKAGES[name]
 
 
 def module(name: str) -> ModuleType:
-    """A module of an optional package, imported whatever it warns of; without it, skip."""
+    """A module of an optional package, imported without its warnings; skip where missing."""
     for package_name, need in PACKAGES.items():
         if f"{name}.".startswith(f"{package_name}."):
             need.or_skip()

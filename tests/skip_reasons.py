@@ -1,4 +1,4 @@
-"""A plugin of pytest that counts skips by their reason and fails a run that skips without one."""
+"""A pytest plugin that counts skips by reason and fails a run with skips for other reasons."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -9,7 +9,7 @@ import pytest
 
 @dataclass(frozen=True)
 class Need:
-    """Something a machine has or lacks, and the words in which a skipped test asks for it."""
+    """Something a machine has or lacks, and the reason that a skipped test gives."""
 
     reason: str
     is_met: Callable[[], bool]
@@ -20,13 +20,13 @@ class Need:
         return pytest.mark.skipif(not self.is_met(), reason=self.reason)
 
     def or_skip(self) -> None:
-        """Skip from here on."""
+        """Skip the rest of a test, a fixture or a file if the need is not met."""
         if not self.is_met():
             pytest.skip(self.reason, allow_module_level=True)
 
 
 class SkipReasons:
-    """In the process that reports: xdist's workers send it what they skip."""
+    """Runs in the reporting process, to which xdist's workers send their reports."""
 
     def __init__(self, needs: Iterable[Need]) -> None:
         self._needs = {need.reason: need for need in needs}
@@ -35,7 +35,7 @@ class SkipReasons:
         self._unjustified: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A test, or the fixture before it."""
+        """Count a skipped test; its fixtures may have skipped it."""
         if report.skipped and not hasattr(report, "wasxfail"):
             self._count(report, self._tests)
 
@@ -54,7 +54,7 @@ class SkipReasons:
             self._unjustified.append(f"{report.nodeid}: {reason!r}, and it is here")
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Nothing is green that was skipped for no reason."""
+        """Fail a run that skipped a test without a valid reason."""
         if self._unjustified and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -74,7 +74,7 @@ class SkipReasons:
 
 
 def check_complete(packages: dict[str, Need]) -> None:
-    """Refuse to begin a full run in which an optional package is missing."""
+    """Reject a full run in which an optional package is missing."""
     missing = [need.reason for need in packages.values() if not need.is_met()]
     if missing:
         raise pytest.UsageError("--full: " + "; ".join(missing))

@@ -7,12 +7,12 @@ TRAIN = {"steps": 4, "global_batch": 4, "warmup_steps": 1, "compute_dtype": "flo
 
 
 def model_file(**model) -> str:
-    """The model alone; with twelve tokens it can read hops."""
+    """A config with a model section only; twelve tokens suffice for hops."""
     return tomli_w.dumps({"model": SMALL | model})
 
 
 def training_file(data="nowhere", *, context=None, train=None, **model) -> str:
-    """The model, what it is trained on and how; a study sets the data itself."""
+    """A config with model, data and train sections; a study replaces the data path."""
     window = {} if context is None else {"context": context}
     return model_file(**model) + tomli_w.dumps(
         {"data": {"path": data} | window, "train": TRAIN | (train or {})}

@@ -2,7 +2,7 @@
 
 torch's normal draws differ in their last bits between instruction sets, and the logarithms of a C
 library differ between processors. Here numpy's Philox makes integers, and integers become floats
-by operations that IEEE 754 rounds in one way only: + - * / and the square root.
+by operations that IEEE 754 rounds exactly: + - * / and the square root.
 """
 
 import hashlib
@@ -83,7 +83,7 @@ def _ratio(
 
 
 CENTRAL, NEAR, FAR = 0.425, 1.6, 5.0
-"""Where one approximation ends and the next begins: of |p - 1/2|, and of the root of -log p."""
+"""Borders between the approximations: of |p - 1/2|, and of the root of -log p."""
 IN_THE_CENTRE = (
     (
         *(3.3871328727963666080, 1.3314166789178437745e2, 1.9715909503065514427e3),

@@ -1,4 +1,4 @@
-"""Intervals by resampling the units that are independent of one another."""
+"""Intervals by resampling the units that are independent of each other."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ LEVEL = 0.95
 
 
 class Estimate(NamedTuple):
-    """A figure and the interval that holds the true one in 95 % of repetitions."""
+    """A value with an interval that holds the true value in 95 % of repetitions."""
 
     value: float
     lower: float
@@ -39,7 +39,7 @@ def resampled_ratios(
 ) -> Float[np.ndarray, "resamples columns"]:
     """Sum over sum of each column in every resample of the units, the same units for all columns.
 
-    What a resample has no units of is not a number.
+    The ratio is NaN in a resample whose denominators sum to 0.
     """
     if numerators.shape != denominators.shape or numerators.ndim != 2:
         raise ValueError("an interval needs a numerator and a denominator for each unit")

@@ -1,4 +1,4 @@
-"""What this machine is, and what must be settled about it before torch is loaded."""
+"""Facts about this machine, and settings that must be made before torch is loaded."""
 
 import ctypes
 import os
@@ -19,22 +19,22 @@ TOP_PAD_BYTES = 64 * 2**20
 
 
 WAITING = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
-"""How long an idle OpenMP thread spins before it sleeps: GNU's runtime in turns of its loop, which
+"""How long an idle OpenMP thread spins before sleeping: GNU's runtime in turns of its loop, which
 is tens of microseconds; LLVM's and Intel's in milliseconds."""
 WAITING_CHOICES = (*WAITING, "OMP_WAIT_POLICY")
 NUM_THREADS = "OMP_NUM_THREADS"
 PARENT = "MIXERLOOP_PARENT"
-"""The process whose end is to be the end of this one."""
+"""The id of the parent process, with which this process ends."""
 PARENT_DEATH_SIGNAL = 1  # of Linux's prctl
 
 
 def settle() -> None:
     """Make torch's threads give up a core they wait on; call this before `import torch`.
 
-    OpenMP threads spin for milliseconds by default. Beside another busy program one of them is
+    OpenMP threads spin for milliseconds by default. Beside another busy program some thread is
     always waiting for a core while the others burn theirs, and training falls to a fraction of its
-    speed. The commands call this function when they start; `import mixerloop` does not. What the
-    user has chosen in the environment is kept.
+    speed. The commands call this function when they start; `import mixerloop` does not. A
+    choice of the user in the environment stands.
     """
     keep_off_hidden_amx()
     if any(name in os.environ for name in WAITING_CHOICES):
@@ -57,12 +57,12 @@ def chosen_threads() -> int | None:
 
 
 def end_with_parent() -> None:
-    """Have Linux kill this process when the one that started it is gone, if that one asked so."""
+    """Have Linux kill this process when its parent ends, if the parent has set `PARENT`."""
     parent = os.environ.pop(PARENT, None)
     if parent is None or sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    if str(os.getppid()) != parent:  # it was gone before this process could ask
+    if str(os.getppid()) != parent:  # the parent ended before prctl
         sys.exit(f"process {parent}, which started this one, is gone")
 
 
@@ -71,8 +71,8 @@ def free_bytes() -> int | None:
     path = Path("/proc/meminfo")
     if not path.exists():
         return None
-    found = re.search(r"^MemAvailable:\s*(\d+) kB$", path.read_text(), re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+    available = re.search(r"^MemAvailable:\s*(\d+) kB$", path.read_text(), re.MULTILINE)
+    return int(available[1]) * 1024 if available else None
 
 
 def num_cores() -> int:
@@ -83,18 +83,18 @@ def num_cores() -> int:
 
 
 def keep_off_hidden_amx() -> None:
-    """Keep torch off AMX where it would die of an illegal instruction.
+    """Keep torch off AMX where AMX would raise an illegal instruction.
 
-    Some virtual machines announce AMX and hide the CPUID leaf that describes it. oneDNN then sets
-    up no tiles, and the first bfloat16 product kills the process. The limit is read when oneDNN
-    first computes, so this comes before that; a limit the user has set is left alone.
+    Some virtual machines announce AMX and hide the CPUID leaf that describes its tiles. oneDNN then
+    sets up no tiles, and the first bfloat16 product kills the process. oneDNN reads the limit at
+    the first computation, so the limit is set before; a limit the user has set is left alone.
     """
     if _amx_is_announced_but_hidden(_cpuinfo()):
         os.environ.setdefault(ISA_LIMIT, ISA_WITHOUT_AMX)
 
 
 def keep_freed_memory() -> None:
-    """Let this process use its memory again instead of giving it back after each tensor.
+    """Let this process reuse freed memory instead of returning the memory to the system.
 
     glibc returns large blocks to the system when they are freed, and the next tensor pays for fresh
     pages: a tenth of a training step. Elsewhere nothing happens. For programs, not for imports.
@@ -114,7 +114,7 @@ class Neighbours:
         self._began, self._busy, self._own = time.monotonic(), _busy_seconds(), _own_seconds()
 
     def busy_cores(self) -> float | None:
-        """Cores that others kept busy so far, on average; None where the system does not say."""
+        """The average number of cores in use by others so far; None where it is not known."""
         busy = _busy_seconds()
         if busy is None or self._busy is None:
             return None
@@ -143,7 +143,7 @@ def _own_seconds() -> float:
 
 
 def facts() -> dict[str, Any]:
-    """What a result's reader should know of the machine."""
+    """The properties of this machine that provenance records."""
     model = _field(_cpuinfo(), "model name")
     return {
         "system": platform.system(),
@@ -168,5 +168,5 @@ def _cpuinfo() -> str:
 
 def _field(cpuinfo: str, name: str) -> str:
     """The first core's value of a field, or nothing."""
-    found = re.search(rf"^{name}\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
-    return found[1].strip() if found else ""
+    field = re.search(rf"^{name}\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
+    return field[1].strip() if field else ""

@@ -2,7 +2,7 @@
 
     A F          a mixer (A) and an ffn (F); an A after an F opens the next layer
     A4  (A F)4   a count behind repeats with the same weights: four passes
-    6x(A4 F)     a count in front of one layer: six layers of this kind
+    6x(A4 F)     a count in front of a layer: six layers of this kind
     4x(6x(A F))  a count in front of several layers: four passes over all of them
     A@2.1 F@2.0  addresses, layer 2 pass 1 and layer 2 pass 0, for orders that no loop describes
 
@@ -43,10 +43,10 @@ def resolve(text: str, num_layers: int) -> Schedule:
             raise ValueError(f"schedule '{text}': write a named loop as full_loop or full_loop(2)")
         return _named_loop(text, named[1], named[2], num_layers)
     schedule = parse(text)
-    found = num_layers_of(schedule)
-    if found > num_layers or (found < num_layers and "@" not in text):
+    named_layers = num_layers_of(schedule)
+    if named_layers > num_layers or (named_layers < num_layers and "@" not in text):
         raise ValueError(
-            f"schedule '{shortened(text)}' has {found} layers; the model has {num_layers}"
+            f"schedule '{shortened(text)}' has {named_layers} layers; the model has {num_layers}"
         )
     return schedule
 
@@ -70,18 +70,18 @@ def _named_loop(text: str, name: str, count: str | None, num_layers: int) -> Sch
 
 
 def parse(text: str) -> Schedule:
-    """Read notation; an error names the character where it stops making sense."""
+    """Read notation; an error names the character at which parsing fails."""
     return _read_addresses(text) if "@" in text else in_order(_Reader(text).whole().steps)
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A stretch of a schedule while it is read; its layers count from 0."""
+    """A parsed part of a schedule; its layers count from 0."""
 
     steps: Steps
     num_layers: int
     placed: bool
-    """Whether it fills whole layers; otherwise it may share its one layer with its neighbours."""
+    """Whether the piece fills whole layers; otherwise it may share its layer with neighbours."""
 
 
 class _Reader:
@@ -121,7 +121,7 @@ class _Reader:
         behind = self.at
         count = self.count()
         if count is None or self.text.startswith("x", self.at):
-            self.at = behind  # in `F4x(A F)` the count stands in front of what follows
+            self.at = behind  # in `F4x(A F)` the count belongs to the group after the letter
             return unit
         self.check_size(count * len(unit.steps), start)
         return _again(unit, count)
@@ -157,7 +157,7 @@ class _Reader:
         return self.group()
 
     def count(self) -> int | None:
-        """The number right here, if there is one."""
+        """The number at the current position, or None."""
         digits = re.compile("[0-9]+").match(self.text, self.at)
         if digits is None:
             return None
@@ -181,12 +181,12 @@ class _Reader:
 
 
 def _again(piece: _Piece, count: int) -> _Piece:
-    """The same weights `count` times."""
+    """The piece `count` times with the same weights."""
     return replace(piece, steps=piece.steps * count)
 
 
 def _stack(layer: _Piece, count: int) -> _Piece:
-    """`count` layers like this one."""
+    """`count` layers with the sublayers of `layer`, each with its own weights."""
     steps: Steps = tuple((index, s) for index in range(count) for _, s in layer.steps)
     return _Piece(steps, num_layers=count, placed=True)
 
@@ -224,7 +224,7 @@ def _error(text: str, problem: str, at: int) -> ValueError:
 
 
 def shortened(text: str, most: int = 80) -> str:
-    """The text, or its beginning where it is too long to show."""
+    """The text, or its beginning if the text is longer than `most`."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
@@ -235,8 +235,8 @@ def shortened(text: str, most: int = 80) -> str:
 class _Repeat:
     """A body that comes `count` times.
 
-    `passes`: the same weights again within one layer. `stack_passes`: the same weights again over
-    several layers. `layers`: other weights, layers of one kind.
+    `passes`: the same weights again within a layer. `stack_passes`: the same weights again over
+    several layers. `layers`: equal layers, each with its own weights.
     """
 
     count: int
@@ -248,7 +248,7 @@ _Nodes = tuple[Sublayer | _Repeat, ...]
 
 
 def notation(schedule: Schedule) -> str:
-    """The text of a schedule: loops where loops describe it, addresses where they do not."""
+    """The text of a schedule: loops where loops can express the schedule, addresses otherwise."""
     nodes = _loop_tree(schedule)
     if nodes is not None and parse(text := _text(nodes)) == schedule:
         return text
@@ -256,13 +256,13 @@ def notation(schedule: Schedule) -> str:
 
 
 def _loop_tree(schedule: Schedule) -> _Nodes | None:
-    """A schedule as nested loops, or None where it is not made of any."""
+    """A schedule as nested loops, or None if loops cannot express the schedule."""
     steps: Steps = tuple((occurrence.layer, occurrence.sublayer) for occurrence in schedule)
     return _fold(steps) if steps and in_order(steps) == schedule else None
 
 
 def _fold(steps: Steps) -> _Nodes | None:
-    """Cut between layers that never mix; what cannot be cut must be a loop over several layers."""
+    """Cut between layers that never mix; an uncut part must be a loop over several layers."""
     layers_or_loops: list[_Nodes | _Repeat] = []
     next_layer = 0
     for piece in _cut(steps):
@@ -309,7 +309,7 @@ def _fold_layer(sublayers: tuple[Sublayer, ...]) -> _Nodes:
 
 
 def _repetitions(items: tuple[object, ...]) -> int:
-    """How often the shortest tuple comes whose repetition gives `items`."""
+    """How many times `items` repeats its shortest repeating part."""
     for length in range(1, len(items) // 2 + 1):
         if len(items) % length == 0 and items[:length] * (len(items) // length) == items:
             return len(items) // length

@@ -1,4 +1,4 @@
-"""What the paper prints, to be shown beside what we measure.
+"""The figures that the paper prints, to be shown beside our measurements.
 
 "Allocating Recurrent Compute in Looped Language Models", arXiv 2608.18230. Nothing here is ours.
 """
@@ -26,9 +26,9 @@ PREFILL = "1.34 x at 15m, batch 32; 1.52 x at 110m, batch 16"
 TRAIN_TOKENS = 10_690_433_521
 """Of ClimbMix, shards 00000 to 00169."""
 TOKENIZER_SHA256 = "9e556afd44213b6bd1be2b850ebbbd98f5481437a8021afaf58ee7fb1818d347"
-"""Of Llama 2's SentencePiece model, as it is published with the weights."""
+"""Of Llama 2's SentencePiece model, as published with the weights."""
 COMPUTE_DTYPE = "bfloat16"
-"""Of CORE and transport, by autocast, as its published code has it; of the NLL it is not known."""
+"""Of CORE and transport, by autocast, as in its published code; that of the NLL is not known."""
 CORE_CONTEXT = 1024
 CORE_UPPER = (
     *("hellaswag_zeroshot", "jeopardy", "bigbench_qa_wikidata", "arc_easy", "arc_challenge"),
@@ -51,7 +51,7 @@ class PaperCore:
     manipulation_mean: float
 
     def scores(self) -> dict[str, float]:
-        """By task."""
+        """The centered scores times 100, by task label."""
         labels, scores = CORE_UPPER + CORE_MANIPULATION, self.upper + self.manipulation
         return dict(zip(labels, scores, strict=True))
 
@@ -95,7 +95,7 @@ CORE = {
     ),
 }
 CORE_RETAINED = 0.415
-"""Of the full loop's CORE gain at 110m, what the mixer loop keeps."""
+"""The share of the full loop's CORE gain at 110m that the mixer loop retains."""
 HELD_OUT_NLL = {
     "15m": {"no_loop": 2.995, "mixer_loop": 2.946, "full_loop": 2.936},
     "110m": {"no_loop": 2.401, "mixer_loop": 2.377, "full_loop": 2.342},
@@ -104,14 +104,14 @@ HELD_OUT_NLL = {
 
 @dataclass(frozen=True)
 class PaperTransport:
-    """Its sections on transport and controls; what it does not print is none."""
+    """Figures of its sections on transport and controls; None where the paper prints no figure."""
 
     itr: float
     marginal_itr: tuple[float, ...] | None
     """Of the second pass, the third and the fourth."""
     later_share: float | None
     later_gain: float
-    """Nats."""
+    """In nats."""
     pairs_novel: str | None
     pairs_positive: str | None
 
@@ -127,4 +127,4 @@ TRANSPORT = {
     ("110m", "full_loop"): PaperTransport(1.293, None, None, 0.056, "36 of 36", "27 of 36"),
     ("15m", "control"): PaperTransport(1.068, (0.440, 0.283, 0.241), None, -1.5e-4, None, None),
 }
-"""Trained models, and a mixer loop of fresh weights; it measured the last in bfloat16, see docs."""
+"""Trained models; `control` is a mixer loop of fresh weights, measured in bfloat16, see docs."""

@@ -1,4 +1,4 @@
-"""Progress for people: a line that is written over on a terminal, now and then a line in a log."""
+"""Progress on stderr: a line that is overwritten on a terminal, or a line now and then in a log."""
 
 import os
 import sys
@@ -7,21 +7,21 @@ from collections.abc import Callable
 
 LOG_SECONDS = 30
 LOG_SECONDS_VARIABLE = "MIXERLOOP_LOG_SECONDS"
-"""Sets how often a log hears of progress, for a program that shows it to people."""
+"""Sets the seconds between two lines of progress in a log."""
 
 
 class ProgressLine:
-    """One line on stderr."""
+    """Writes progress to a terminal or a log, and stops writing when stderr is closed."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
-        self._heard = True
+        self._readable = True
         self._log_seconds = float(os.environ.get(LOG_SECONDS_VARIABLE, LOG_SECONDS))
         self._shown_at = -self._log_seconds
         self._open = False
 
     def show(self, text: str) -> None:
-        """Say how far it is; a log hears of it every half minute."""
+        """Replace the line on a terminal; add a line to a log every `LOG_SECONDS`."""
         if self._terminal:
             self._write(f"\r\033[K{text}")
             self._open = True
@@ -30,24 +30,24 @@ class ProgressLine:
             self._shown_at = time.monotonic()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Write a line that later progress does not replace."""
         self._write(f"{text}\n")
 
     def close(self) -> None:
-        """Leave the line."""
+        """End the line on a terminal, so that later output starts on a new line."""
         if self._open:
             self._write("\n")
             self._open = False
 
     def _write(self, text: str) -> None:
-        """Work goes on when whoever was reading has gone."""
-        if not self._heard:
+        """Write, and write nothing more once the reader of stderr has closed the pipe."""
+        if not self._readable:
             return
         try:
             sys.stderr.write(text)
             sys.stderr.flush()
         except OSError:
-            self._heard = False
+            self._readable = False
             sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
 
 

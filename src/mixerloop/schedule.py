@@ -1,8 +1,8 @@
 """The schedule: which sublayer runs when.
 
 A looped model is a stack of layers plus a schedule. The schedule lists every *occurrence* of a
-sublayer in execution order, so training, decoding, cost and interventions all use one address.
-A new way of looping is one more function here.
+sublayer in execution order, so training, decoding, cost and interventions all use the same
+addresses. A new way of looping is another function here.
 """
 
 from collections import Counter
@@ -12,9 +12,9 @@ from typing import Literal
 
 Sublayer = Literal["mixer", "ffn"]
 Unit = Literal["mixer", "ffn", "block", "stack"]
-"""What a loop can go round: a sublayer, a layer's mixer and ffn, or the whole stack."""
+"""The body of a loop: a sublayer, a layer's mixer and ffn, or the whole stack."""
 PassCounts = int | Sequence[int]
-"""One number of passes for every layer, or one for each."""
+"""The number of passes of all layers, or a number for each layer."""
 
 BLOCK: tuple[Sublayer, ...] = ("mixer", "ffn")
 DEFAULT_NUM_PASSES = 4  # the paper's T
@@ -22,7 +22,7 @@ DEFAULT_NUM_PASSES = 4  # the paper's T
 
 @dataclass(frozen=True, slots=True, order=True)
 class Occurrence:
-    """One execution of one sublayer: the address of an activation or a state."""
+    """An execution of a sublayer: the address of an activation or a state."""
 
     layer: int
     sublayer: Sublayer
@@ -36,7 +36,7 @@ Schedule = tuple[Occurrence, ...]
 
 
 def in_order(steps: Iterable[tuple[int, Sublayer]]) -> Schedule:
-    """The schedule that runs these sublayers; the n-th time one comes up is its pass n."""
+    """The schedule that runs these sublayers; `pass_index` counts how often each has run before."""
     seen: Counter[tuple[int, Sublayer]] = Counter()
     schedule = []
     for layer, sublayer in steps:

@@ -7,7 +7,7 @@ write strength, and a product with b, E or z scales rows. With G = cumsum(g):
     A = D * K K^T below the diagonal      P = D * Q K^T on and below it      M = I + b A
     M U = b (V - E K S)        O = E (Q S) + P U        S' = E_C S + (z K)^T U
 
-U holds what each token really writes, after correcting for the tokens before it in its chunk.
+U holds the write of each token, corrected for the earlier tokens of its chunk.
 With the states at the chunk borders known, everything but the walk over the states is a batch over
 chunks; so the forward keeps the inputs and those states, and the backward recomputes the rest.
 """
@@ -35,10 +35,10 @@ def chunked_gated_delta_rule(
     write_strength: Float[Tensor, "batch seq heads"],
     initial_state: Float[Tensor, "batch heads d_key d_value"],
 ) -> tuple[Float[Tensor, "batch seq heads d_value"], Float[Tensor, "batch heads d_key d_value"]]:
-    """The rule in chunks of `CHUNK_TOKENS`; a shorter sequence is one chunk of its own length.
+    """The rule in chunks of `CHUNK_TOKENS`; a shorter sequence is a single chunk.
 
-    In a chunk of one token M is 1 and the equations are the recurrence, which is then written out:
-    the same arithmetic without the bookkeeping of chunks and tiles, which decoding would feel.
+    In a chunk of a single token M is 1 and the equations are the recurrence. The recurrent form
+    then runs: the same arithmetic without the chunks and tiles, which would slow decoding down.
     """
     if query.shape[1] == 1:
         return recurrent_gated_delta_rule(
@@ -98,7 +98,7 @@ def num_chunks(seq: int) -> int:
 
 
 def tiles(batch: int, seq: int, heads: int) -> Iterator[tuple[slice, slice]]:
-    """Parts of batch x heads, small enough that the temporaries of one are no burden."""
+    """Parts of batch x heads, small enough that the temporaries of a part stay small."""
     num_heads = max(1, min(heads, TILE_TOKENS // seq))
     num_rows = max(1, TILE_TOKENS // (seq * heads))
     for row in range(0, batch, num_rows):
@@ -126,7 +126,7 @@ def to_chunks(x: Tensor) -> Tensor:
 
 
 def from_chunks(x: Tensor, seq: int) -> Tensor:
-    """Undo `to_chunks`."""
+    """Join chunks to [batch, seq, heads, ...], without the padding of `to_chunks`."""
     return x.flatten(2, 3)[:, :, :seq].transpose(1, 2)
 
 
@@ -142,8 +142,8 @@ class Decay(NamedTuple):
 def decays(g: Tensor) -> Decay:
     """All the decays between places in a chunk, from the log decay of its tokens.
 
-    Differences of sums, so in float64: one brutal token makes the sums large, and in float32 the
-    mild tokens after it would lose the digits of their own decay.
+    The decays are differences of sums, so the sums are float64: a token with a strong decay makes
+    the sums large, and in float32 later tokens with a weak decay would lose their digits.
     """
     total = g.double().cumsum(-1)
     later = torch.ones(2 * g.shape[-1:], dtype=torch.bool, device=g.device).triu(1)
@@ -164,7 +164,7 @@ def solve(below: Tensor, right: Tensor) -> Tensor:
 
 
 def forward(chunks: Chunks, initial_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, the state that enters each chunk, and the state after the last one."""
+    """Outputs, the state that enters each chunk, and the state after the last chunk."""
     q, k, v, g, _ = chunks
     b = chunks.b[..., None]
     decay = decays(g)
@@ -194,7 +194,7 @@ def backward(
     b = chunks.b[..., None]
     decay = decays(g)
 
-    # What the forward knew.
+    # Intermediates of the forward, computed again.
     lower = (decay.pairs * (k @ k.mT)).tril_(-1)  # A
     below = b * lower  # M - I
     stored = k @ states

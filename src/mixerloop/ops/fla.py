@@ -1,7 +1,7 @@
 """The gated delta rule of flash-linear-attention, for GPUs.
 
-Two of its Triton kernels: the chunked one, which has a backward, and for short pieces without
-gradients, as in decoding, the recurrent one. Normalising and scaling stay with the caller.
+Two of its Triton kernels are used: the chunked kernel, which has a backward, and the recurrent
+kernel for short sequences without gradients, as in decoding. The caller normalises and scales.
 """
 
 import importlib.util
@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-LONGEST_RECURRENT = 64  # tokens, one chunk of the other kernel
+LONGEST_RECURRENT = 64  # tokens, a chunk of the chunked kernel
 
 
 def is_installed() -> bool:
@@ -57,7 +57,7 @@ def fla_gated_delta_rule(
 
 @cache
 def _kernels() -> tuple[Any, Any]:
-    with warnings.catch_warnings():  # on a machine without a GPU it says so, at length
+    with warnings.catch_warnings():  # fla warns on a machine without a GPU
         warnings.simplefilter("ignore")
         from fla.ops.gated_delta_rule import (
             chunk_gated_delta_rule,

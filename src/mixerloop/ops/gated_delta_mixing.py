@@ -1,8 +1,8 @@
-"""Everything between the projections of a Gated DeltaNet mixer, as one operator.
+"""Everything between the projections of a Gated DeltaNet mixer, as a single operator.
 
 Per head: a short convolution and SiLU on query, key and value; query and key scaled to unit length;
 the two gates; the gated delta rule; the gated output norm. The torch form is the definition; the
-native one reads each token once and writes it once.
+native form reads and writes each token once.
 """
 
 from typing import NamedTuple
@@ -17,11 +17,11 @@ from mixerloop.ops.gated_delta_rule import gated_delta_rule
 from mixerloop.ops.native_mixing import LARGEST_WIDTH, native_gated_delta_mixing
 from mixerloop.ops.short_convolution import short_convolution
 
-UNIT_NORM_EPS = 1e-6  # under the root, as flash-linear-attention has it
+UNIT_NORM_EPS = 1e-6  # under the root, as in flash-linear-attention
 
 
 class Projected(NamedTuple):
-    """What the projections of a mixer make of its tokens."""
+    """Outputs of the projections of a mixer."""
 
     qkv: Float[Tensor, "batch seq channels"]
     gate: Float[Tensor, "batch seq values"]  # heads * d_value
@@ -30,7 +30,7 @@ class Projected(NamedTuple):
 
 
 class MixingWeights(NamedTuple):
-    """What a mixer learns besides its projections."""
+    """Parameters of a mixer besides its projections."""
 
     conv: Float[Tensor, "channels width"]
     A_log: Float[Tensor, " heads"]
@@ -39,12 +39,12 @@ class MixingWeights(NamedTuple):
 
     @property
     def d_key(self) -> int:
-        """Width of a head's keys: what channels leave beside the values, in two halves."""
+        """Width of a head's keys: half of its channels that are not values."""
         return (len(self.conv) // len(self.A_log) - len(self.norm)) // 2
 
 
 class RuleInputs(NamedTuple):
-    """What the rule is given, in float32 or wider."""
+    """Arguments of the rule, in float32 or wider."""
 
     query: Float[Tensor, "batch seq heads d_key"]
     key: Float[Tensor, "batch seq heads d_key"]
@@ -67,10 +67,10 @@ def gated_delta_mixing(
     Float[Tensor, "batch heads d_key d_value"],
     Float[Tensor, "batch history channels"],  # the last width - 1 tokens
 ]:
-    """Mix a sequence; returns the mixed tokens and the memory and history to go on from.
+    """Mix a sequence; returns the mixed tokens and the memory and history to continue from.
 
-    The fused kernel has keys and values of one width and write strengths up to 1. With others the
-    native form is the kernel of the rule alone, and torch around it.
+    The fused kernel needs keys and values of equal width and write strengths up to 1. Otherwise
+    the native form runs the kernel of the rule, and torch around the kernel.
     """
     _check(tokens, weights, memory=memory, conv_history=conv_history)
     is_fused = (
@@ -118,7 +118,7 @@ def mixing_without_context(
 def rule_inputs(
     tokens: Projected, qkv: Tensor, weights: MixingWeights, *, largest_write: float = 1.0
 ) -> RuleInputs:
-    """From convolved tokens to what the rule is given."""
+    """The arguments of the rule from convolved tokens."""
     wide = torch.promote_types(qkv.dtype, torch.float32)
     heads, d_key, d_value = len(weights.A_log), weights.d_key, len(weights.norm)
     sizes = [heads * d_key, heads * d_key, heads * d_value]
@@ -152,7 +152,7 @@ def _check(
     memory: Tensor | None,
     conv_history: Tensor | None,
 ) -> None:
-    """Refuse tensors that do not fit together, by name; the native form trusts these sizes."""
+    """Reject tensors that do not fit together, by name; the native form trusts these sizes."""
     batch, seq, _ = tokens.gate.shape
     (heads,), (d_value,), width = weights.A_log.shape, weights.norm.shape, weights.conv.shape[1]
     channels = heads * (2 * weights.d_key + d_value)

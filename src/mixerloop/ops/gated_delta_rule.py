@@ -1,4 +1,4 @@
-"""The gated delta rule: one signature, several implementations.
+"""The gated delta rule: one signature, several forms.
 
 Per head, with key k, query q, value v, write strength b in [0, 2] and log decay g <= 0, a state S
 (d_key x d_value) is read, corrected and read again at every token:
@@ -37,7 +37,7 @@ HAVE_NATIVE = (None, "cpu", "meta")
 def choose_form(choice: FormChoice, device_type: str | None = None) -> Form:
     """The form a run will use from its first token to its last; `auto` is the fastest.
 
-    Without a device only what is installed is looked at, and `auto` is meant for a CPU.
+    Without a device type only the installed packages are checked, and `auto` is for a CPU.
     """
     chosen = one_of(FormChoice, choice, "form")
     compiled = native_library.library() is not None
@@ -105,7 +105,7 @@ def gated_delta_rule(
 
 
 def _check(**tensors: Tensor | None) -> None:
-    """Refuse tensors whose shapes or types do not fit together, by name."""
+    """Reject tensors whose shapes or types do not fit together, by name."""
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     for name, tensor in present.items():
         if not tensor.is_floating_point():

@@ -1,4 +1,4 @@
-"""The gated delta rule in C++: the chunk equations with everything of a head kept in cache.
+"""The gated delta rule in C++: the chunk equations with all data of a head in cache.
 
 Two operators registered with torch, so that autograd, `torch.compile` and fake tensors know them.
 The forward keeps the state of every 64th token; the backward runs the tokens between again.
@@ -23,9 +23,9 @@ def native_gated_delta_rule(
     write_strength: Float[Tensor, "batch seq heads"],
     initial_state: Float[Tensor, "batch heads d_key d_value"],
 ) -> tuple[Float[Tensor, "batch seq heads d_value"], Float[Tensor, "batch heads d_key d_value"]]:
-    """The rule in float32, or float64 when that is what all inputs are.
+    """The rule in float32, or float64 when all inputs are float64.
 
-    Query, key and value have one type, which may be bfloat16; the rest is never narrower than
+    Query, key and value have the same type, which may be bfloat16; the rest is never narrower than
     float32. The output has the type of `value`.
     """
     inputs = (query, key, value, log_decay, write_strength, initial_state)

@@ -1,4 +1,4 @@
-"""The compiled kernels: where they lie, what they are called with, whose threads they use."""
+"""The compiled kernels: their file, their arguments and the threads they run on."""
 
 import ctypes
 import importlib.util
@@ -23,11 +23,11 @@ TYPES = (torch.float32, torch.float64, torch.bfloat16)
 """Types of token tensors; weights, states and sums are float32, or float64 with float64."""
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 BLOCK_ROWS = 8  # rows a thread takes at a time, as in native/rows.h
-GROUP_TOKENS = 64  # tokens between two states that are kept, CHUNK * GROUP in native/rule.h
+GROUP_TOKENS = 64  # tokens between two saved states, CHUNK * GROUP in native/rule.h
 
 
 def _call(sizes: tuple[str, ...], numbers: tuple[str, ...], pointers: tuple[str, ...]):
-    """A struct of native/call.h."""
+    """A ctypes structure with the fields of a struct of native/call.h."""
     fields = [
         *((name, ctypes.c_int64) for name in sizes),
         *((name, ctypes.c_double) for name in numbers),
@@ -108,7 +108,7 @@ def instruction_set() -> str:
 
 @cache
 def torch_threads() -> int | None:
-    """The address of the function that runs work on torch's own OpenMP threads, if there is one.
+    """The address of the function that runs work on torch's own OpenMP threads, or None.
 
     A second OpenMP runtime would bring threads of its own, and the two would fight for the cores.
     """
@@ -120,7 +120,7 @@ def torch_threads() -> int | None:
 
 
 def _openmp_libraries() -> list[str]:
-    """OpenMP runtimes this process has loaded already; torch comes with one."""
+    """OpenMP runtimes this process has loaded already; torch brings its own."""
     maps = Path("/proc/self/maps")
     if sys.platform != "linux" or not maps.exists():
         return []
@@ -138,10 +138,11 @@ def openmp_runtimes() -> list[str]:
 
 
 def goes_past_dispatcher(*tensors: torch.Tensor) -> bool:
-    """Whether these are plain tensors in memory, nobody asks for a gradient and nobody watches.
+    """Whether these are plain CPU tensors outside autograd, tracing and dispatch modes.
 
-    Then the kernel is called without torch's dispatcher, which for one token costs as much as the
-    work, and at its first call of an operator of ours loads torch's compiler: more than a second.
+    Then the kernel is called without torch's dispatcher. For a single token the dispatcher costs as
+    much as the kernel, and its first call of a custom operator loads torch's compiler: more than a
+    second.
     """
     return (
         not (torch.compiler.is_compiling() or torch._C._is_tracing())
@@ -160,7 +161,7 @@ def run(
     writes: Mapping[str, torch.Tensor],
     backward: bool = False,
 ) -> None:
-    """Run an operator on tokens of type `dtype`; what it writes to is contiguous already."""
+    """Run an operator on tokens of type `dtype`; the tensors in `writes` are contiguous."""
     loaded = library()
     assert loaded is not None
     tensors = {name: tensor.contiguous() for name, tensor in reads.items()} | dict(writes)

@@ -29,7 +29,7 @@ def native_gated_delta_mixing(
     memory: Tensor | None,
     conv_history: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `gated_delta_mixing` does; the output has the type of the tokens."""
+    """The native form of `gated_delta_mixing`; the output has the type of the tokens."""
     batch, seq, channels = qkv.shape
     heads, d_head, width = a_log.shape[0], norm_weight.shape[0], conv_weight.shape[1]
     if memory is None:
@@ -110,7 +110,7 @@ def _backward(
     norm_eps: float,
     unit_eps: float,
 ) -> list[Tensor]:
-    """Gradients of weights come one for each sequence, the norm's one for each of its heads."""
+    """Gradients of weights are per sequence, that of the norm also per head; not yet summed."""
     gradients = _empty_gradients(
         qkv, gate, decay, write, conv_weight, a_log, norm_weight, history, d_final_state
     )

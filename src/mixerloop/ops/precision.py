@@ -16,7 +16,7 @@ PROBE_SIZE, PROBE_ROUNDS = 384, 5
 
 
 def choose_compute_dtype(choice: ComputeDtypeChoice, device_type: str) -> ComputeDtype:
-    """The type that was named, or for `auto` the one this device computes in fastest."""
+    """The named type; for `auto` the fastest type on this device."""
     one_of(ComputeDtypeChoice, choice, "compute type")
     if choice != "auto":
         return choice
@@ -27,7 +27,7 @@ def choose_compute_dtype(choice: ComputeDtypeChoice, device_type: str) -> Comput
 def bfloat16_speedup(device_type: str) -> float:
     """How many times as fast this device multiplies matrices in bfloat16 as in float32.
 
-    A CPU without instructions for it emulates bfloat16 at a fraction of the speed of float32. The
+    A CPU without bfloat16 instructions emulates bfloat16 at a fraction of the speed of float32. The
     best of several rounds in turn counts, so that a busy neighbour does not decide.
     """
     if device_type == "cuda":
@@ -49,7 +49,7 @@ def compute_in(dtype: ComputeDtype, device_type: str) -> AbstractContextManager[
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """The type a projection of `x` computes in: autocast's where it is on, else its own."""
+    """The type in which `x` is projected: the autocast type under autocast, else its own."""
     device = x.device.type
     on = torch.is_autocast_enabled(device) and x.dtype != torch.float64
     return torch.get_autocast_dtype(device) if on else x.dtype

@@ -14,7 +14,7 @@ def recurrent_gated_delta_rule(
     write_strength: Float[Tensor, "batch seq heads"],
     initial_state: Float[Tensor, "batch heads d_key d_value"],
 ) -> tuple[Float[Tensor, "batch seq heads d_value"], Float[Tensor, "batch heads d_key d_value"]]:
-    """One step of the rule per token, differentiated by autograd."""
+    """A step of the rule per token, differentiated by autograd."""
     state = initial_state
     outputs = []
     for t in range(query.shape[1]):

@@ -50,7 +50,7 @@ def _(x, weight, eps, dtype):
 
 @torch.library.custom_op("mixerloop::rms_norm_backward", mutates_args=(), device_types="cpu")
 def _backward(x: Tensor, weight: Tensor, d_y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The gradient of the weight comes in parts, one for each block of rows."""
+    """The gradient of the weight comes in parts, a part for each block of rows."""
     d_x, d_weight = _empty_gradients(x)
     native_library.run(
         "rms_norm",

@@ -1,4 +1,4 @@
-"""A short causal convolution, one filter per channel, that can stop and go on."""
+"""A short causal convolution with a filter per channel, which can resume from a history."""
 
 import torch
 from jaxtyping import Float
@@ -11,9 +11,9 @@ def short_convolution(
     weight: Float[Tensor, "channels width"],
     history: Float[Tensor, "batch width-1 channels"] | None = None,
 ) -> tuple[Float[Tensor, "batch seq channels"], Float[Tensor, "batch width-1 channels"]]:
-    """Each token's own channel and those of the `width - 1` tokens before it, weighted and summed.
+    """Each token's own channel and those of the `width - 1` earlier tokens, weighted and summed.
 
-    `history` holds the tokens before the first one, zeros at a sequence's start; the history for
+    `history` holds the tokens before the first token, zeros at a sequence's start; the history for
     the next call comes back beside the output. The last column of `weight` is the token's own.
     """
     batch, seq, channels = x.shape

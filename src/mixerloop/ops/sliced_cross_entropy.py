@@ -1,8 +1,8 @@
 """Head and cross-entropy together, a slice of tokens at a time, so that all logits never exist.
 
 The gradient of a slice's loss needs its logits, and they are at hand while the loss is computed; so
-the forward works out the gradients too, and the backward only scales them. What is kept is the size
-of the inputs: for 4,096 tokens and a vocabulary of 32,000 in float32, 500 MiB never appear.
+the forward works out the gradients too, and the backward only scales them. The saved tensors have
+the size of the inputs: for 4,096 tokens, 32,000 ids and float32, 500 MiB never appear.
 """
 
 import torch
@@ -117,7 +117,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
 def _losses(
     logits: Tensor, targets: Tensor, form: Form, *, with_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """Each token's loss and, in the place of the logits or new, their gradient if it is wanted."""
+    """Each token's loss and, in place of the logits or new, their gradient if `with_gradient`."""
     if form == "native" and logits.dtype in native_library.TYPES:
         run = _run_native if native_library.goes_past_dispatcher(logits, targets) else _native
         return run(logits, targets.long(), with_gradient), logits

@@ -1,4 +1,4 @@
-"""SwiGLU: silu(gate) * up, of two halves that one projection made."""
+"""SwiGLU: silu(gate) * up, of the two halves of a projection."""
 
 import torch
 import torch.nn.functional as F

@@ -1,9 +1,9 @@
-"""Independent pieces of work on all cores: a worker thread per core, one torch thread in each.
+"""Independent pieces of work on all cores: worker threads with a torch thread each.
 
-Torch's own threads divide every operator among them and wait for each other after each one, which
-costs more than it gains where operators are small. Workers wait for each other at the end only. An
-operator that runs on one thread computes the same bits on every machine of a kind, so results do
-not depend on the number of workers.
+Torch's own threads divide every operator and wait for each other after each operator, which is
+slower than a single thread where operators are small. Workers wait for each other at the end only.
+An operator on a single thread computes the same bits on every machine of a kind, so results do not
+depend on the number of workers.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ import torch
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 ITEMS_PER_WORKER = 2
-"""Items taken from the caller and not yet yielded: one that runs and one to go on with."""
+"""Items taken from the caller and not yet yielded: a running item and the next item."""
 
 
 def map_on_cores(
@@ -25,8 +25,8 @@ def map_on_cores(
     """Yield `function(item)` for each item, in the order of the items.
 
     There are as many workers as torch has threads here; on another device than the CPU the caller
-    runs the items itself. Inference mode and autocast belong to a thread, so `function` sets what
-    it needs. After an exception no further item is begun.
+    runs the items itself. Inference mode and autocast belong to a thread, so `function` enters
+    them itself. After an exception no further item is begun.
     """
     num_workers = torch.get_num_threads()
     if device.type != "cpu" or num_workers == 1:
