@@ -28,7 +28,7 @@ class TaskPart:
     difference: float
     """The difference of the centered scores of this task."""
     contribution: float
-    """The difference of this task divided by the number of tasks."""
+    """The contribution to the difference of the mean: `difference` / number of tasks."""
     share: float | None
     """The contribution divided by the difference of the mean; None if that difference is zero."""
     below_majority: bool

@@ -62,7 +62,7 @@ class DocumentUnits(RatioUnits):
     """Nats and tokens of each document."""
 
     def warnings(self) -> Iterator[str]:
-        """Warn if documents are few, or if few documents hold most tokens."""
+        """Warn of unreliable intervals: documents are few, or few documents hold most tokens."""
         size = len(self.denominators)
         if (num_equal := equal_documents(self.denominators)) < FEW_DOCUMENTS:
             as_good = "" if num_equal > size - 1 else f", unequal ones: as good as {num_equal:.0f}"

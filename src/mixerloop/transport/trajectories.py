@@ -21,7 +21,10 @@ from mixerloop.transport.policies import Policy, intact, mixer_passes, restored
 from mixerloop.transport.windows import WINDOWS_AT_ONCE, Batch, batches_of
 
 Engine = Literal["shared", "plain"]
-"""`shared` runs all policies in one walk. `plain` runs a whole forward for each policy."""
+"""`shared` runs all policies in one walk.
+
+`plain` is the definition: a whole forward, with all logits, for each policy.
+"""
 
 Progress = Callable[[int, int], None]
 """Called with the number of measured windows and the total."""

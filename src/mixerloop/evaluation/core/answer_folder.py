@@ -53,8 +53,8 @@ class AnswerFolder:
     def open(self, settings: CoreSettings, tasks: tuple[Task, ...], *, replace: bool) -> None:
         """Start or resume the evaluation that `settings` describes.
 
-        Answers with other settings are rejected or, with `replace`, their answers to `tasks` are
-        deleted. The old settings are deleted first, because answers without settings are never
+        A folder with other settings is rejected. With `replace`, its settings are deleted, and then
+        its answers to `tasks`. The settings come first, because answers without settings are never
         reused.
         """
         path, written = self.folder / SETTINGS, encode(settings)
