@@ -23,7 +23,7 @@ from jaxtyping import AbstractArray, jaxtyped
 
 SOURCE = Path(__file__).parents[1] / "src"
 MARK = "shapes_are_checked"
-CHECK = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float, as for pyright
+CONF = BeartypeConf(is_pep484_tower=True)  # an int is a float, as for pyright
 
 
 def shaped_modules() -> list[str]:
@@ -85,7 +85,7 @@ class _CheckedLoader(SourceFileLoader):
         super().exec_module(module)
         for scope, name, function in shaped_functions(module):
             if not is_checked(function):  # imported from a module that was checked earlier
-                checked = jaxtyped(function, typechecker=CHECK)
+                checked = jaxtyped(function, typechecker=_check)
                 setattr(_function(checked), MARK, True)
                 setattr(scope, name, checked)
 
@@ -93,6 +93,19 @@ class _CheckedLoader(SourceFileLoader):
 def is_checked(function: Any) -> bool:
     """Whether calls of a function, or of a property's getter, are checked."""
     return hasattr(_function(function), MARK)
+
+
+def _check(function: Any) -> Any:
+    """Let beartype check a stand-in that jaxtyping makes for a function.
+
+    jaxtyping calls a stand-in with the arguments before the function runs, and a stand-in with
+    the arguments and the result afterwards. The latter checks the result only: the arguments have
+    been checked, and the sizes of their axes are remembered between the calls.
+    """
+    result = function.__annotations__.get("return", Any)
+    if result is not Any:
+        function.__annotations__ = {"return": result}
+    return beartype(conf=CONF)(function)
 
 
 def _is_shaped(value: Any) -> bool:

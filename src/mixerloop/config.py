@@ -1,4 +1,4 @@
-"""Every knob: frozen dataclasses, read strictly from TOML."""
+"""The config of a run: frozen dataclasses, read strictly from TOML."""
 
 import dataclasses
 import math
@@ -24,30 +24,30 @@ from mixerloop.schedule import Schedule, Unit, repeated_unit
 
 Form = Literal["definition", "torch", "native", "fla"]
 FormChoice = Literal["auto", "definition", "torch", "native", "fla"]
-"""The form of a mixer's recurrence; `auto` is the fastest there is."""
+"""The form of a mixer's recurrence; `auto` is the fastest form that is available."""
 ComputeDtype = Literal["float32", "bfloat16"]
-"""What projections are computed in; weights, decays, norms and sums stay float32."""
+"""Type of the projections; weights, decays, norms and sums stay float32."""
 ComputeDtypeChoice = Literal["auto", "float32", "bfloat16"]
-"""`auto` is bfloat16 where this machine multiplies it faster, which is measured."""
+"""`auto` measures a product in both types and takes bfloat16 where it is clearly faster."""
 InitRule = Literal["shared", "released"]
 """`shared`: one draw for every schedule. `released`: as in the authors' code, where the output
 projection of the repeated sublayer starts smaller."""
 Parallel = Literal["ddp", "fsdp"]
-"""What several processes share: `ddp` gradients; `fsdp` weights and optimizer state as well."""
+"""`ddp` averages gradients over ranks; `fsdp` also shards weights and optimizer state."""
 Device = Literal["auto", "cpu", "cuda"]
-"""`auto` is CUDA where there is one."""
+"""`auto` is CUDA where a CUDA device is available, else the CPU."""
 UNITS = get_args(Unit)
 BUDGETS = ("steps", "tokens", "flops", "seconds")
 
 Tables = dict[str, dict[str, Any]]
-"""Sections and their keys, as TOML has them."""
+"""The sections of a config with their keys, as read from TOML."""
 
-LARGEST_NUMBER = 1e30  # more operations than anyone will spend on one run
+LARGEST_NUMBER = 1e30  # more operations than any run can spend
 STACK_ROLES: dict[Literal["mixer", "ffn"], tuple[str, ...]] = {
     "mixer": ("gated_delta_net",),
     "ffn": ("swiglu",),
 }
-"""The roles that every layer has a kind for, and the kinds where none is given."""
+"""The roles of a layer's sublayers, and the default kinds of each role."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class ModelConfig:
         return from_dict(cls, {**keys, "options": options}, "model.")
 
     def table(self) -> dict[str, Any]:
-        """The section `[model]` with everything written out."""
+        """The section `[model]` with every key and option, defaults included."""
         keys: dict[str, Any] = {key: getattr(self, key) for key in MODEL_KEYS}
         for role in STACK_ROLES:
             keys[role] = keys[role][0] if len(keys[role]) == 1 else list(keys[role])
@@ -131,16 +131,17 @@ class ModelConfig:
         ]
 
     def occurrences(self) -> Schedule:
-        """The schedule itself."""
+        """The schedule as occurrences, from its notation or its name."""
         try:
             return resolve(self.schedule, self.num_layers)
         except ValueError as error:
             raise ValueError(f"model.{error}") from None
 
     def pass_rules(self) -> dict[str, Any]:
-        """The options of each pass rule, with the unit that a pass goes round.
+        """The options of each pass rule, with the unit that a pass repeats.
 
-        A rule that goes round what the schedule repeats is left out where nothing is repeated.
+        A rule with the unit `released` gets the unit that the schedule repeats. It is left out
+        where the schedule repeats nothing.
         """
         rules = {}
         for name, given in self.options.items():
@@ -165,11 +166,11 @@ class ModelConfig:
 
 
 MODEL_KEYS = tuple(key.name for key in dataclasses.fields(ModelConfig) if key.name != "options")
-"""The keys of `[model]` that are no option of a kind."""
+"""The keys of `[model]` itself, without the options of kinds."""
 
 
 def kind_options(name: str, given: Mapping[str, Any]) -> Any:
-    """The options of a kind, from its table."""
+    """The options of a kind, read strictly from its table."""
     try:
         return from_dict(KINDS[name].options, dict(given), f"model.{name}.")
     except ValueError as error:
@@ -199,7 +200,7 @@ def override(table: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any
 
 
 def _stack_of(table: Mapping[str, Any]) -> list[str]:
-    """The kinds of mixer and ffn that a table names, each once."""
+    """The kinds of mixer and ffn that a table names, without repetition."""
     names: list[str] = []
     for role, default in STACK_ROLES.items():
         given = table.get(role, default)
@@ -216,14 +217,17 @@ def _stack_of(table: Mapping[str, Any]) -> list[str]:
 
 
 def option_names(kind: str) -> list[str]:
-    """The options of a kind."""
+    """The names of a kind's options."""
     return [option.name for option in dataclasses.fields(KINDS[kind].options)]
 
 
 def _keys_and_tables(
     table: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The keys of `[model]`, and the table of each kind with the options that stand outside it."""
+    """Split `[model]` into its own keys and a table of options for each kind.
+
+    Options that stand in `[model]` itself are moved to the table of their kind.
+    """
     stack = _stack_of(table)
     keys: dict[str, Any] = {}
     tables: dict[str, dict[str, Any]] = {name: {} for name in stack}
@@ -255,7 +259,7 @@ def _keys_and_tables(
 
 
 def check_fits(what: object, num_ids: int, vocab_size: int) -> None:
-    """Refuse token ids the model has no embedding for."""
+    """Reject token ids the model has no embedding for."""
     if num_ids > vocab_size:
         raise ValueError(f"{what}: {num_ids:,} token ids do not fit the model's {vocab_size:,}")
 
@@ -295,22 +299,22 @@ only 8 layers and 4 passes are published: the rest is inferred. nano is for a la
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What is trained on."""
+    """The data a run is trained on."""
 
     path: str
     """A folder made by mixerloop data prepare."""
     context: int | None = None
-    """Tokens of a window; a made task such as hops has its own."""
+    """Tokens of a window; a synthetic task such as hops has its own."""
 
     def __post_init__(self) -> None:
-        """Refuse windows of nothing."""
+        """Reject a context below one token."""
         if self.context is not None and self.context < 1:
             raise ValueError(f"data.context must be at least 1, got {self.context}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How it is trained; what is not given is the paper's recipe."""
+    """How a run is trained; the defaults are the paper's recipe."""
 
     steps: int | None = None
     """Budget in updates. Give exactly one of steps, tokens, flops and seconds."""
@@ -319,54 +323,54 @@ class TrainConfig:
     flops: float | None = None
     """Budget in floating point operations, forward and backward, loops counted."""
     seconds: float | None = None
-    """Budget in seconds of training; what is reached then depends on the machine."""
+    """Budget in seconds of training; the number of steps then depends on the machine."""
     seed: int = 1337
-    """Seed of the weights, of the order of data and of whatever else is drawn."""
+    """Random seed of the weights, the order of data and all other draws."""
     init: InitRule = "shared"
     """shared: one draw for every schedule; released: as in the authors' code, where the output
     projection of the repeated sublayer starts smaller."""
     global_batch: int = 512
     """Windows of one update, over all ranks."""
     micro_batch: int | None = None
-    """Windows of one forward and backward on one rank; all of its share unless you say so."""
+    """Windows of one forward and backward on one rank; the rank's whole share by default."""
     peak_lr: float = 5e-4
     """Learning rate after the warm-up; a cosine takes it to zero."""
     warmup_steps: int = 1000
-    """Updates until the peak; of a budget that is too short for them, the first half."""
+    """Updates until the peak; cut to half of a budget that is too short for them."""
     weight_decay: float = 0.1
     """Decay of matrices, filters and the embedding."""
     clip_norm: float = 1.0
-    """Largest norm of the gradient; longer ones are scaled down to it."""
+    """Largest norm of the gradient; a larger gradient is scaled down to it."""
     compute_dtype: ComputeDtypeChoice = "auto"
-    """Type of the projections; weights, decays, norms and sums stay float32. A run keeps what auto
-    was when it began."""
+    """Type of the projections; weights, decays, norms and sums stay float32. auto is settled when
+    a run begins."""
     form: FormChoice = "auto"
     """Form of the mixer's recurrence."""
     recompute: bool = False
-    """Keep only what enters each occurrence and compute it again in the backward."""
+    """Store only the input of each occurrence and compute the rest again in the backward."""
     compile: bool = False
     """Compile the layers with torch.compile."""
     device: Device = "auto"
-    """Where to train."""
+    """Device to train on."""
     parallel: Parallel = "ddp"
-    """What several processes share: gradients, or weights and optimizer state as well."""
+    """ddp: ranks average gradients; fsdp: ranks also shard weights and optimizer state."""
     evaluate_every: int | None = None
-    """Steps between measurements of the held-out NLL; the last step has one anyway."""
+    """Steps between measurements of the validation NLL; the last step is always measured."""
     evaluate_windows: int = 256
-    """Held-out windows a measurement reads, or all there are."""
+    """Held-out windows that a measurement reads; all windows if there are fewer."""
     checkpoint_every: int = 1000
-    """Steps between checkpoints; the last step has one anyway."""
+    """Steps between checkpoints; the last step always has a checkpoint."""
     keep_last: int = 2
-    """Newest checkpoints that are kept."""
+    """Number of newest checkpoints to keep."""
     keep_every: int | None = None
-    """Also keep the checkpoints of these steps."""
+    """Also keep checkpoints whose step is a multiple of this number."""
     tensorboard: bool = True
     """Write event files for TensorBoard."""
     wandb: str | None = None
     """Report to this project at Weights & Biases."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be trained."""
+        """Reject settings that no run can be trained with."""
         given = [name for name in BUDGETS if getattr(self, name) is not None]
         if len(given) != 1:
             found = f"{' and '.join(given)} are given" if given else "none is"
@@ -394,7 +398,7 @@ class TrainConfig:
 
     @property
     def product_dtype(self) -> ComputeDtype:
-        """What `compute_dtype` says, once `auto` is settled."""
+        """`compute_dtype` of a run that has begun, in which `auto` is settled."""
         assert self.compute_dtype != "auto", "a run settles this when it begins"
         return self.compute_dtype
 
@@ -404,19 +408,22 @@ MAY_CHANGE = {
     *("train.parallel", "train.checkpoint_every", "train.keep_last", "train.keep_every"),
     *("train.tensorboard", "train.wandb"),
 }
-"""How and where a run is computed and kept; everything else decides what it computes."""
+"""Keys that a resumed run may change: how and where it is computed and stored.
+
+Every other key decides what the run computes.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Everything one run needs; a run that is not trained has a model only."""
+    """The whole config of a run; a run that is not trained has a model only."""
 
     model: ModelConfig
     data: DataConfig | None = None
     train: TrainConfig | None = None
 
     def for_training(self) -> tuple[DataConfig, TrainConfig]:
-        """The sections a run needs to be trained."""
+        """The sections `data` and `train`; raises if one is missing."""
         if self.data is None:
             raise ValueError("config: no data section; say where the data is: data.path")
         if self.train is None:
@@ -425,26 +432,26 @@ class RunConfig:
 
 
 def preset(name: str) -> ModelConfig:
-    """A preset by its name."""
+    """The model config of a preset; an unknown name is rejected with a suggestion."""
     if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"unknown preset '{name}'; {suggest(name, PRESETS)}")
     return PRESETS[name]
 
 
 def preset_or_file(name: str) -> RunConfig:
-    """The config of a preset, or of a TOML file."""
+    """The config of a preset, or of a file if the name ends in .toml."""
     return load(Path(name)) if name.endswith(".toml") else RunConfig(model=preset(name))
 
 
 def check_seed(seed: int) -> int:
-    """A seed torch can take."""
+    """Return the seed; reject a number that torch does not accept as a seed."""
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed must be from 0 to 2^63 - 1, got {seed}")
     return seed
 
 
 def load(path: Path | str, overrides: Tables | None = None) -> RunConfig:
-    """Read a run's config from a TOML file; overrides take the place of what it says."""
+    """Read a run's config from a TOML file; `overrides` replace keys of the file."""
     path = Path(path)
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -459,7 +466,7 @@ def load(path: Path | str, overrides: Tables | None = None) -> RunConfig:
 
 
 def run_config(data: dict[str, Any], overrides: Tables | None = None) -> RunConfig:
-    """Build a run's config from nested tables; `model.preset` fills in what is not given."""
+    """Build a run's config from nested tables; `model.preset` gives the missing model keys."""
     overrides = overrides or {}
     data = _with_new_names(data)
     _check_warmup([data, overrides])
@@ -476,7 +483,7 @@ def run_config(data: dict[str, Any], overrides: Tables | None = None) -> RunConf
 
 
 def _model_table(given: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
-    """The section `[model]` on top of its preset, if it names one, with some keys changed."""
+    """The section `[model]` on top of its preset, if it names a preset, with `keys` changed."""
     name = keys.get("preset", given.get("preset"))
     given, keys = ({k: v for k, v in one.items() if k != "preset"} for one in (given, keys))
     if name is not None:
@@ -485,7 +492,7 @@ def _model_table(given: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_new_names(data: dict[str, Any]) -> dict[str, Any]:
-    """A config whose keys have the names of this version; earlier versions had other names."""
+    """Rename the keys of a config that an earlier version has written."""
     train = data.get("train")
     if not isinstance(train, dict) or "implementation" not in train:
         return data
@@ -497,9 +504,10 @@ def _with_new_names(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_warmup(tables: Sequence[dict[str, Any]]) -> None:
-    """Refuse a warm-up that was chosen knowing of fewer steps; later tables overrule earlier ones.
+    """Reject a warm-up longer than the steps that were set before it or with it.
 
-    A warm-up that comes from the file, or is the default, is cut to fit steps that come later.
+    Later tables override earlier tables. A warm-up that is followed by new steps in a later table
+    is not rejected: `with_fitting_warmup` cuts it to fit, like the default.
     """
     steps = warmup = None
     for table in tables:
@@ -515,7 +523,7 @@ def _check_warmup(tables: Sequence[dict[str, Any]]) -> None:
 
 
 def with_fitting_warmup(config: RunConfig) -> RunConfig:
-    """Of steps that are too few for the warm-up, the first half is one."""
+    """Cut a warm-up that is longer than the run to half of the run's steps."""
     train = config.train
     if train is None or train.steps is None or train.warmup_steps <= train.steps:
         return config
@@ -523,7 +531,7 @@ def with_fitting_warmup(config: RunConfig) -> RunConfig:
 
 
 def dump(config: RunConfig) -> str:
-    """A config as TOML with everything written out: the schedule in notation, rules with units."""
+    """A config as TOML with all keys, the schedule in notation and pass rules with their units."""
     model = config.model
     rules = model.pass_rules()
     options = {
@@ -551,7 +559,7 @@ def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def check_same_run(old: RunConfig, new: RunConfig, *, where: str) -> None:
-    """Reject a config under which a resumed run would compute something else; name the key."""
+    """Reject a config that changes what a resumed run computes; the error names the key."""
     for key, (before, after) in differences(old, new).items():
         if key not in MAY_CHANGE:
             raise ValueError(
@@ -579,7 +587,7 @@ def _flat_table(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _without_none(value: Any) -> Any:
-    """TOML has no null; what is absent is left out."""
+    """Drop keys whose value is None, because TOML has no null."""
     if isinstance(value, dict):
         return {key: _without_none(item) for key, item in value.items() if item is not None}
     return value

@@ -1,6 +1,7 @@
-"""Files written without loss: beside their place and renamed, sealed by their hashes, locked.
+"""Files and folders that survive a crash: written atomically, sealed by hashes, locked.
 
-A file or folder appears under its final name only when it is complete.
+A file or folder is written under a temporary name beside its final path and then renamed, so it
+appears under its final name only when it is complete.
 """
 
 import errno
@@ -20,33 +21,36 @@ from pathlib import Path
 from typing import IO, Any
 
 CONTENTS = "contents.json"
-"""Seals a folder: the size and the sha256 of every file in it."""
+"""The file that seals a folder: the size and the sha256 of every other file in the folder."""
 CHECKPOINTS = "checkpoints"
 LOCK = "lock"
-LOCK_PATIENCE = 0.5  # seconds; `is_locked` holds the lock for a moment
+LOCK_PATIENCE = 0.5  # seconds; `is_locked` of another process holds the lock for a moment
 
 
 def write_file(path: Path, content: bytes | str) -> None:
-    """Write a file beside its place and rename it there."""
+    """Write a file atomically; a reader sees the old content or the new, never a part."""
     path = path.resolve()
     if not path.parent.is_dir():
         raise ValueError(f"{path}: there is no folder {path.parent}")
     if path.exists() and not path.is_file():
         raise ValueError(f"{path}: exists and is not a file")
-    beside = _beside(path)
+    temporary = _temporary_path(path)
     try:
-        with beside.open("wb") as file:
+        with temporary.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
         _sync(path.parent)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def check_is_new(path: Path) -> ValueError:
-    """Refuse a name that is taken; returns the refusal, for one that is taken meanwhile."""
+    """Raise if a path exists.
+
+    Returns the same error, for the caller to raise if the path comes to exist later.
+    """
     taken = ValueError(f"{path} already exists; choose another name or remove it")
     if path.exists() or path.is_symlink():
         raise taken
@@ -55,58 +59,61 @@ def check_is_new(path: Path) -> ValueError:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill; it takes its name when the block ends well and disappears otherwise."""
+    """A folder to fill; renamed to `path` when the block succeeds, removed when it raises."""
     taken = check_is_new(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = _beside(path)
-        beside.mkdir()
+        temporary = _temporary_path(path)
+        temporary.mkdir()
     except OSError as error:
         raise ValueError(f"{path}: cannot be made: {error.strerror}") from None
     try:
-        yield beside
+        yield temporary
         try:
-            beside.rename(path)
+            temporary.rename(path)
         except FileExistsError:
             raise taken from None
         except OSError as error:
             raise (taken if error.errno == errno.ENOTEMPTY else error) from None
         _sync(path.parent)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def check_can_hold(folder: Path) -> None:
-    """Refuse, before any work, a folder that could not be made or written to."""
-    whole = folder.resolve()
-    for path in (whole, *whole.parents):
+    """Reject, before any work, a folder for results that could not be created or written to."""
+    resolved = folder.resolve()
+    for path in (resolved, *resolved.parents):
         if (path / CONTENTS).exists() or path.parent.name == CHECKPOINTS:
-            raise ValueError(f"{folder}: lies in a checkpoint, which holds what was sealed only")
-    there = next(path for path in (whole, *whole.parents) if path.exists())
-    if not there.is_dir():
-        raise ValueError(f"{there}: is a file, and results go into a folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ValueError(f"{there}: cannot be written to")
+            raise ValueError(
+                f"{folder}: lies in a checkpoint, which holds only the files it was sealed with"
+            )
+    existing = next(path for path in (resolved, *resolved.parents) if path.exists())
+    if not existing.is_dir():
+        raise ValueError(f"{existing}: is a file, and results go into a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ValueError(f"{existing}: cannot be written to")
 
 
 def remove_folder(path: Path) -> None:
-    """Take a folder's name away at once, then its files."""
-    beside = _beside(path)
-    path.rename(beside)
-    shutil.rmtree(beside)
+    """Remove a folder; it is renamed first, so that nothing reads a half-removed folder."""
+    temporary = _temporary_path(path)
+    path.rename(temporary)
+    shutil.rmtree(temporary)
 
 
 def remove_leftovers(folder: Path, *, of: str | None = None) -> None:
-    """Remove what a killed process had begun in a folder that nobody else is writing to.
+    """Remove the incomplete files and folders that a killed process has left in a folder.
 
-    With `of` only what would have had this name, which nobody else may be writing.
+    No other process may be writing to the folder. With `of`, only incomplete files and folders of
+    this final name are removed, and no other process may be writing that name.
     """
-    for beside in folder.glob(".*.partial" if of is None else f".{glob.escape(of)}.*.partial"):
-        shutil.rmtree(beside) if beside.is_dir() else beside.unlink()
+    for leftover in folder.glob(".*.partial" if of is None else f".{glob.escape(of)}.*.partial"):
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
 def check_space(folder: Path, num_bytes: int) -> None:
-    """Refuse to begin writing what the disk cannot hold."""
+    """Raise if the disk of a folder has less than `num_bytes` free."""
     free = shutil.disk_usage(folder).free
     if free < num_bytes:
         raise ValueError(
@@ -117,11 +124,11 @@ def check_space(folder: Path, num_bytes: int) -> None:
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Be the only process that writes to a run; the lock goes when the process does."""
+    """Lock a run against other writers inside the block; the lock ends with the process."""
     with (run / LOCK).open("a+") as file:
-        patience = time.monotonic() + LOCK_PATIENCE
+        deadline = time.monotonic() + LOCK_PATIENCE
         while not _try_lock(file, fcntl.LOCK_EX):
-            if time.monotonic() > patience:
+            if time.monotonic() > deadline:
                 file.seek(0)
                 owner = file.read().strip() or "another process"
                 raise ValueError(f"{run}: {owner} is writing to this run")
@@ -149,7 +156,7 @@ def _try_lock(file: IO[str], kind: int) -> bool:
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until the content of a file, or the list of names in a folder, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -157,12 +164,12 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _beside(path: Path) -> Path:
+def _temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
 
 
 def seal_folder(folder: Path) -> None:
-    """Record the size and hash of every file, so that damage cannot go unnoticed."""
+    """Write the size and hash of every file into `contents.json`, for `check_seal`."""
     files = {
         file.relative_to(folder).as_posix(): {
             "bytes": file.stat().st_size,
@@ -177,7 +184,7 @@ def seal_folder(folder: Path) -> None:
 
 
 def check_seal(folder: Path) -> None:
-    """Refuse a folder whose files are not the ones that were sealed."""
+    """Raise if files of a sealed folder are changed, missing, links or additional."""
     contents = read_json(folder / CONTENTS)
     try:
         sealed = {
@@ -195,8 +202,8 @@ def check_seal(folder: Path) -> None:
         if not file.is_file():
             raise ValueError(f"{file}: missing from the checkpoint")
         if file.stat().st_size != size:
-            found = file.stat().st_size
-            raise ValueError(f"{file}: damaged, {found:,} bytes instead of {size:,}")
+            actual = file.stat().st_size
+            raise ValueError(f"{file}: damaged, {actual:,} bytes instead of {size:,}")
         if file_sha256(file) != digest:
             raise ValueError(f"{file}: damaged, its sha256 is not the recorded one")
     for file in sorted(folder.rglob("*")):
@@ -206,13 +213,13 @@ def check_seal(folder: Path) -> None:
 
 
 def file_sha256(path: Path) -> str:
-    """The hash of a file."""
+    """The sha256 of a file's content in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; what cannot be read is named."""
+    """Read a JSON file; an error is a ValueError that names the file."""
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file")
     try:
@@ -222,5 +229,5 @@ def read_json(path: Path) -> Any:
 
 
 def json_text(value: Any) -> str:
-    """JSON as we write it."""
+    """JSON as all files of this package have it: indented, with a newline at the end."""
     return json.dumps(value, indent=2) + "\n"

@@ -1,4 +1,4 @@
-"""Provenance: code, versions and machine behind a result."""
+"""Provenance: the code, versions and machine that produced a result."""
 
 import platform
 import subprocess
@@ -14,12 +14,12 @@ _VERSIONED = ("mixerloop", "torch", "numpy", "safetensors", "sentencepiece")
 
 
 def now() -> str:
-    """The time, to the second."""
+    """The current time in UTC, ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def collect_provenance(**facts: Any) -> dict[str, Any]:
-    """What a result's reader must know: code, versions and machine, and the caller's own facts."""
+    """Command, commit, versions, machine and threads of this process, and the caller's facts."""
     return {
         "created": now(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
@@ -33,23 +33,23 @@ def collect_provenance(**facts: Any) -> dict[str, Any]:
 
 
 def _num_threads() -> int | None:
-    """Of torch, where it is loaded."""
+    """Torch's number of threads; None where torch is not loaded."""
     torch = sys.modules.get("torch")
     return None if torch is None else torch.get_num_threads()
 
 
 def _source_version() -> dict[str, Any]:
-    """The commit of the source tree; none for an installed package without one."""
+    """The commit of the source tree; None for a package installed without its repository."""
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 ["git", "-C", str(here), *arguments], capture_output=True, text=True, check=True
             )
         except (OSError, subprocess.CalledProcessError):
             return None
-        return done.stdout.strip()
+        return process.stdout.strip()
 
     if git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return {"commit": None, "dirty": None}

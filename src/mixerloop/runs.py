@@ -1,15 +1,15 @@
-"""The run directory: where things lie.
+"""The run directory and the paths of its files.
 
     RUN/config.toml              the resolved config
     RUN/provenance.json          commit, versions, machine, operator forms, seed
-    RUN/metrics.jsonl            one line per step: what the run computed
-    RUN/timing.jsonl             one line per step: how fast
-    RUN/tensorboard/             the same for TensorBoard
+    RUN/metrics.jsonl            one line per step: computed values, such as the loss
+    RUN/timing.jsonl             one line per step: speed
+    RUN/tensorboard/             the same values for TensorBoard
     RUN/checkpoints/step-N/      weights, config, tokenizer.model; sealed by contents.json
     RUN/results/                 a JSON file for each measure, and its details
-    RUN/lock                     held by the process that is writing
+    RUN/lock                     locked by the process that writes to the run
 
-The two files that grow line by line are cut back to the checkpoint a run is resumed from.
+A resumed run first removes the lines of both .jsonl files after the checkpoint it starts from.
 """
 
 import re
@@ -18,7 +18,7 @@ from pathlib import Path
 from mixerloop.files import CHECKPOINTS, CONTENTS
 
 RUNS = Path("runs")
-"""Where runs and studies are made, unless the user names another place."""
+"""The default folder for new runs and studies."""
 CONFIG = "config.toml"
 PROVENANCE = "provenance.json"
 TOKENIZER = "tokenizer.model"
@@ -30,12 +30,12 @@ RESULTS = "results"
 
 
 def checkpoint_folder(run: Path, step: int) -> Path:
-    """Where a run keeps the checkpoint of a step."""
+    """The folder of the checkpoint of a step, whether it exists or not."""
     return run / CHECKPOINTS / f"step-{step}"
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint meant by a path: that folder itself, or the newest one of a run."""
+    """The checkpoint that a path names: a checkpoint itself, or the newest checkpoint of a run."""
     if not path.exists():
         raise ValueError(f"{path}: there is no such run")
     if (path / CONTENTS).exists():
@@ -47,17 +47,17 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def results_folder(path: Path) -> Path:
-    """Where the results of a run are kept, or those of one of its checkpoints."""
+    """The folder for the results of a run, or of a checkpoint inside a run."""
     if is_checkpoint_outside_run(path):
         raise ValueError(f"{path}: a checkpoint outside a run; name a folder for its results")
     if not (path / CONTENTS).exists():
         return path / RESULTS
-    here = path.resolve()
-    return here.parent.parent / RESULTS / here.name
+    checkpoint = path.resolve()
+    return checkpoint.parent.parent / RESULTS / checkpoint.name
 
 
 def is_checkpoint_outside_run(path: Path) -> bool:
-    """Whether this is a checkpoint without a run round it."""
+    """Whether a path is a checkpoint that is not in the folder of a run."""
     return (path / CONTENTS).exists() and path.resolve().parent.name != CHECKPOINTS
 
 

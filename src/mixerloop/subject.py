@@ -1,4 +1,4 @@
-"""A subject: a model ready to be measured, and where its results go."""
+"""A subject: a model ready to be measured, and the folder of its results."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +18,17 @@ from mixerloop.schedule import Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model with the schedule and the precision it is measured in.
+    """A model with the schedule and the precision of its measurements.
 
-    `mixerloop.open_subject(RUN)` makes a subject of a run.
+    `mixerloop.open_subject(RUN)` opens a run as a subject.
     """
 
     folder: Path
-    """The checkpoint, or an exported folder."""
+    """The folder of the checkpoint, or an exported folder."""
     fingerprint: str
-    """Of the weights."""
+    """The fingerprint of the weights."""
     results: Path | None
-    """Where results are kept; None keeps none."""
+    """The folder where results are saved; None to save no results."""
     model: LoopedLM
     config: RunConfig
     schedule: Schedule
@@ -36,11 +36,11 @@ class Subject:
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights."""
+        """The device that holds the weights; inputs must be moved to it."""
         return self.model.embedding.weight.device
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer beside the weights, which must fit the model."""
+        """Load the tokenizer beside the weights; its vocabulary must fit the model."""
         path = self.folder / runs.TOKENIZER
         if not path.is_file():
             raise ValueError(f"{self.folder}: has no tokenizer, so it cannot read text")
@@ -49,7 +49,7 @@ class Subject:
         return tokenizer
 
     def data(self, given: Path | str | None) -> Path:
-        """The folder that is given, or the folder the run was trained on."""
+        """The data folder `given`, or else the folder the run was trained on."""
         if given is not None:
             return Path(given)
         if self.config.data is None:
@@ -57,11 +57,11 @@ class Subject:
         return Path(self.config.data.path)
 
     def forms(self) -> dict[str, str]:
-        """The form of each operator that runs."""
+        """The form (implementation) of each operator of the model."""
         return forms_of(self.model)
 
     def heading(self) -> Heading:
-        """The first fields of a result."""
+        """The fields that every result of this subject starts with."""
         return Heading(
             checkpoint=str(self.folder),
             schedule=notation(self.schedule),
@@ -69,7 +69,7 @@ class Subject:
         )
 
     def provenance(self, **facts: Any) -> Provenance:
-        """The provenance of a result of this subject; `facts` are further fields of it."""
+        """The provenance of a result of this subject; `facts` are additional fields."""
         train = self.config.train
         return result_provenance(
             checkpoint_sha256=self.fingerprint,
@@ -81,9 +81,9 @@ class Subject:
         )
 
     def save(self, result: Result, *, details: str | None = None) -> Path | None:
-        """Write a result, and the details of its measure, to the results folder, if there is one.
+        """Write a result and its details to the results folder, if there is one.
 
-        Returns the result file; None for a subject that keeps no results.
+        Returns the path of the result file; None for a subject that saves no results.
         """
         if self.results is None:
             return None

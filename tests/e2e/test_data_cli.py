@@ -123,7 +123,10 @@ def test_bad_input_gets_one_line(tmp_path, tokenizer, stdlib):
         (["prepare", "stdlib", "--out", stdlib], "already prepared"),
         (["prepare", "climbmix", "--out", stdlib], "already prepared"),
         (["prepare", "climbmix", *out, "--tokenizer", "gone"], "gone: there is no such tokenizer"),
-        (["prepare", "stdlib", *out, "--tokenizer", tokenizer, "--vocab-size", 300], "leave --voc"),
+        (
+            ["prepare", "stdlib", *out, "--tokenizer", tokenizer, "--vocab-size", 300],
+            "leave vocab_size out",
+        ),
         (
             ["prepare", "text", stdlib, *out, "--held-out", stdlib, "--held-out-share", 0.1],
             "not both",

@@ -389,7 +389,7 @@ def test_results_of_another_model_are_not_compared(place, tmp_path):
     for damaged, named in (
         (whole.replace('"nats": ', '"nats": NaN, "was": ', 1), "line 1: nan is no number"),
         ("[]\n" + whole, "line 1"),
-        ("".join(whole.splitlines(keepends=True)[1:]), "its documents are others"),
+        ("".join(whole.splitlines(keepends=True)[1:]), "its documents are not those of the result"),
     ):
         documents.write_text(damaged)
         assert named in refused(*compare, cwd=tmp_path)

@@ -270,7 +270,7 @@ def test_a_line_ends_at_a_newline_and_at_nothing_else():
     [
         ("language_modeling", '{"context": "a"', "line 2: not JSON"),
         ("language_modeling", "", "line 2: not JSON"),
-        ("language_modeling", '{"context": "\\ud800", "continuation": "b"}', "no character"),
+        ("language_modeling", '{"context": "\\ud800", "continuation": "b"}', "not valid Unicode"),
         ("language_modeling", "[1]", "line 2: not an object"),
         ("language_modeling", '{"context": "a"}', "line 2: continuation is missing"),
         ("language_modeling", '{"context": " ", "continuation": "b"}', "line 2: context is empty"),

@@ -133,7 +133,7 @@ def test_counts_that_do_not_fit_the_figures_are_named(tmp_path):
     path = tmp_path / "hops.jsonl"
     whole = path.read_text()
     for damaged, named in (
-        (whole.splitlines()[0] + "\n", "its sequences are others"),
+        (whole.splitlines()[0] + "\n", "its sequences are not those of the result"),
         (whole.replace("right", "left", 1), "line 1: 'right'"),
         (whole + "{", "line 3"),
     ):

@@ -39,8 +39,8 @@ def _kind_options() -> list[tuple[str, Any, Any]]:
     options = []
     for kind in KINDS.values():
         if kind.role == "pass rule":
-            text = _docstrings(kind.options)["unit"]
-            options.append(_option("model", kind.name, str, f"{kind.name}: {text}", ""))
+            text = f"{kind.name}: {_docstrings(kind.options).get('unit', 'its unit')}"
+            options.append(_option("model", kind.name, str, text, ""))
             continue
         alone = {name for name in option_names(kind.name) if shared[name] == 1}
         common = set(option_names(kind.name)) - alone
@@ -59,7 +59,8 @@ def _fields(
             named = field.default not in (dataclasses.MISSING, None)
             default = " ".join(field.default) if isinstance(field.default, tuple) else field.default
             hint = f"(default: {default})" if named else ""
-            options.append(_option(section, field.name, hints[field.name], helps[field.name], hint))
+            text = helps.get(field.name, "")
+            options.append(_option(section, field.name, hints[field.name], text, hint))
     return options
 
 

@@ -1,1 +1,1 @@
-"""Text in, token ids out."""
+"""Prepared data: sources, tokenizers, shards, windows, batches and synthetic tasks."""

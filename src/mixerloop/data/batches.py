@@ -1,8 +1,8 @@
-"""Batches: which windows a step trains on, as a function of seed and step and nothing else.
+"""Batches: the windows a step trains on, as a function of seed and step alone.
 
 Sample j of step s is window `order(s * global_batch + j)`, where the order is a permutation of all
-windows, another one each epoch. The number of ranks, the size of a micro-batch and restarts do not
-enter, so they cannot change what is trained on. The position of a run is its step.
+windows that changes every epoch. It does not depend on the number of ranks, the size of a
+micro-batch or restarts. The position of a run in its data is its step.
 """
 
 import queue
@@ -20,7 +20,7 @@ PREFETCHED_BATCHES = 4
 
 @dataclass(frozen=True)
 class Batch:
-    """One rank's part of one step's batch."""
+    """The part of a step's batch that one rank trains on."""
 
     step: int
     inputs: np.ndarray
@@ -29,7 +29,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Batches:
-    """The batches of a run, as one rank sees them."""
+    """The batches of a run, and the part of each batch that one rank reads."""
 
     windows: Windows
     seed: int
@@ -38,7 +38,7 @@ class Batches:
     num_ranks: int = 1
 
     def __post_init__(self) -> None:
-        """Reject a batch that does not divide."""
+        """Reject a batch that does not divide among the ranks."""
         if self.global_batch < 1 or self.global_batch % self.num_ranks:
             raise ValueError(
                 f"a batch of {self.global_batch} does not divide among {self.num_ranks} ranks"
@@ -55,9 +55,9 @@ class Batches:
         epochs = samples // size
         indices = np.empty(self.global_batch, dtype=np.int64)
         for epoch in np.unique(epochs):
-            here = epochs == epoch
+            in_epoch = epochs == epoch
             order = Permutation(size, seed=self.seed, epoch=int(epoch))
-            indices[here] = order(samples[here] % size)
+            indices[in_epoch] = order(samples[in_epoch] % size)
         return indices
 
     def read(self, step: int) -> Batch:
@@ -75,7 +75,7 @@ class Batches:
             for step in range(start, stop):
                 try:
                     item: Batch | BaseException = self.read(step)
-                except BaseException as error:  # raised again where it is read
+                except BaseException as error:  # raised again in the thread that reads the queue
                     item = error
                 while not closed.is_set():
                     try:

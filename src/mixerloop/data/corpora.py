@@ -15,11 +15,11 @@ from mixerloop.data.tasks.hops import HopsSettings
 from mixerloop.data.tokenizer import Tokenizer
 
 VOCAB_SIZE = 4096
-"""Of a tokenizer that is trained on the source."""
+"""Default size of a tokenizer that is trained on the source."""
 HELD_OUT_SHARE = 0.01
 STDLIB_HELD_OUT_SHARE = 0.05
 CLIMBMIX_SHARDS = range(170)
-"""Of the paper's training set."""
+"""The shards of the paper's training set."""
 WORKERS = os.cpu_count() or 1
 
 
@@ -37,7 +37,7 @@ def prepare_text(
     """Prepare text files, or folders of them.
 
     `held_out` names files that are held out whole. Without such files a share of the documents is
-    held out by their hash. Without a `tokenizer`, one of `vocab_size` pieces is trained.
+    held out by their hash. Without `tokenizer`, a tokenizer of `vocab_size` pieces is trained.
     """
     if not paths:
         raise ValueError("name the files or folders to prepare")
@@ -98,7 +98,7 @@ def _settings(
     workers: int,
     held_out_share: float | None,
 ) -> Settings:
-    """Check the options before a source is downloaded."""
+    """Check the options, before any source is downloaded."""
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     check_free(Path(out))

@@ -1,7 +1,7 @@
 """The held-out set of prepared data: windows, and the document each scored token belongs to.
 
-Of a text every token but the very first is scored once, given the tokens before it in its window.
-Of a synthetic task the answers are scored, and every sequence is a document of its own.
+In a text every token but the very first is scored once, given the earlier tokens of its window. In
+a synthetic task the answers are scored, and every sequence is a document.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ from mixerloop.data.tokenizer import Tokenizer
 from mixerloop.data.windows import TokenWindows
 
 BATCH_TOKENS = 65536
-"""Tokens that are read at a time; a scorer makes its own batches of them."""
+"""Tokens that `HeldOut.batches` reads at a time; a scorer cuts them into its own batches."""
 
 
 class ScoredRows(NamedTuple):
@@ -36,7 +36,7 @@ class HeldOut(ABC):
     context: int
     """Tokens of a window."""
     num_windows: int
-    """The shorter window at the end included."""
+    """Number of windows, the shorter window at the end included."""
     num_documents: int
     num_tokens: int
     """Scored tokens."""
@@ -48,10 +48,10 @@ class HeldOut(ABC):
         """The windows with these numbers."""
 
     def batches(self) -> Iterator[ScoredRows]:
-        """All windows in order, some at a time."""
-        at_once = max(1, BATCH_TOKENS // self.context)
-        for start in range(0, self.num_windows, at_once):
-            yield self.read(np.arange(start, min(start + at_once, self.num_windows)))
+        """All windows in order, about `BATCH_TOKENS` tokens at a time."""
+        size = max(1, BATCH_TOKENS // self.context)
+        for start in range(0, self.num_windows, size):
+            yield self.read(np.arange(start, min(start + size, self.num_windows)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class HeldOutText(HeldOut):
     """The first token of each document."""
 
     def read(self, indices: Int[np.ndarray, " windows"]) -> ScoredRows:
-        """The windows with these numbers, the last one of the split perhaps shorter."""
+        """The windows with these numbers; the last window of the split may be shorter."""
         tokens = [self.windows.row(int(index)) for index in indices]
         documents = [
             np.searchsorted(self.starts, index * self.context + np.arange(1, len(row)), "right") - 1
@@ -105,7 +105,7 @@ def held_out_text(split: TokenSplit, tokenizer: Tokenizer, *, context: int) -> H
     )
     if not decoded.any():
         raise ValueError(f"{split.folder}: its held-out documents hold no text")
-    # A tokenizer may write other characters than it read, so the sum is that of the text itself.
+    # Decoding may give other characters than the text had, so sizes are scaled to the text's sum.
     sizes = decoded * (sum(shard.text_bytes for shard in split.shards) / decoded.sum())
     windows = TokenWindows(split, min(context, len(split) - 1))
     return HeldOutText(

@@ -1,6 +1,6 @@
 """Options written as words, such as `["--vocab-size", "2048"]`, read strictly into a dataclass.
 
-Study files name the data of a part in the words of `mixerloop data prepare`.
+Study files name the data of a part by the arguments of `mixerloop data prepare`.
 """
 
 import dataclasses
@@ -13,42 +13,42 @@ from mixerloop.parsing import suggest
 
 T = TypeVar("T")
 POSITIONAL = "positional"
-"""Key of a field's metadata: the words without an option in front belong to this field."""
+"""Key in a field's metadata: the field takes the words that follow no option."""
 
 
 def from_words(cls: type[T], words: Sequence[str]) -> T:
     """Build a dataclass from words; an unknown option or a wrong value is an error.
 
-    An option is followed by its value, or by any number of values where the field is a tuple.
+    An option is followed by a value, or by any number of values if its field is a tuple.
     """
     fields = {_option(field): field for field in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType]
     hints = get_type_hints(cls)
     positional = (field.name for field in fields.values() if POSITIONAL in field.metadata)
     name = without_option = next(positional, None)
-    given: dict[str, list[str]] = {}
+    values_of: dict[str, list[str]] = {}
     for word in words:
         if word.startswith("--"):
             option, equals, value = word.partition("=")
             if option not in fields:
                 raise ValueError(f"unknown option {option}; {suggest(option, fields)}")
             name = fields[option].name
-            if name in given:
+            if name in values_of:
                 raise ValueError(f"{option} is given twice")
-            given[name] = [value] if equals else []
+            values_of[name] = [value] if equals else []
             if equals and get_origin(hints[name]) is not tuple:
                 name = without_option
         elif name is None:
             raise ValueError(f"'{word}' belongs to no option; {suggest(word, fields)}")
         else:
-            given.setdefault(name, []).append(word)
+            values_of.setdefault(name, []).append(word)
             if get_origin(hints[name]) is not tuple:
                 name = without_option
-    values = {
-        field.name: _value(given[field.name], hints[field.name], option)
+    arguments = {
+        field.name: _value(values_of[field.name], hints[field.name], option)
         for option, field in fields.items()
-        if field.name in given
+        if field.name in values_of
     }
-    return cls(**values)
+    return cls(**arguments)
 
 
 def _option(field: "dataclasses.Field[Any]") -> str:

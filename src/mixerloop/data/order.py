@@ -1,7 +1,8 @@
-"""The order of windows: a permutation that is computed, not stored.
+"""The order of windows: a permutation that is computed and not stored.
 
-A Feistel network over the smallest even number of bits that holds every index, walked until it
-lands inside the range, permutes 10^10 windows in no memory. Each epoch has keys of its own.
+The permutation is a Feistel network over the smallest even number of bits that holds every index. A
+result outside the range goes through the network again until it is inside. Nothing is stored, even
+for 10^10 windows. Each epoch has its own keys.
 """
 
 import numpy as np
@@ -23,11 +24,11 @@ class Permutation:
         self._keys = [stream_key("order", seed, epoch, round_) for round_ in range(ROUNDS)]
 
     def __call__(self, indices: np.ndarray) -> np.ndarray:
-        """Where these indices go, each by itself."""
-        placed = self._network(indices.astype(np.uint64))
-        while (outside := placed >= self.size).any():
-            placed[outside] = self._network(placed[outside])
-        return placed.astype(np.int64)
+        """The permuted index of each of these indices."""
+        permuted = self._network(indices.astype(np.uint64))
+        while (outside := permuted >= self.size).any():
+            permuted[outside] = self._network(permuted[outside])
+        return permuted.astype(np.int64)
 
     def _network(self, x: np.ndarray) -> np.ndarray:
         left, right = x >> self._half_bits, x & self._mask

@@ -1,7 +1,7 @@
-"""Requests to prepare data: one type for each source, made by a verb or from a study file.
+"""Requests to prepare data: one type for each source, made by a command or from a study file.
 
-`parse_preparation(["stdlib", "--vocab-size", "2048"])` reads the words that stand behind
-`mixerloop data prepare`. The field docstrings are the help texts of the verb.
+`parse_preparation(["stdlib", "--vocab-size", "2048"])` reads the arguments of
+`mixerloop data prepare`. The field docstrings are the help texts of the command.
 """
 
 import dataclasses
@@ -41,9 +41,9 @@ class PreparationResult:
 
     data: Prepared
     facts: dict[str, object]
-    """For programs."""
+    """The summary as JSON values, for programs."""
     lines: list[str]
-    """For people."""
+    """The summary as lines of text, for people."""
 
 
 class Preparation(ABC):
@@ -51,7 +51,7 @@ class Preparation(ABC):
 
     @property
     def context(self) -> int | None:
-        """Tokens of a window where the data decides; None where the caller does."""
+        """Tokens of a window if the data decides (a task); None if the caller decides (a text)."""
         return None
 
     @abstractmethod
@@ -61,17 +61,17 @@ class Preparation(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class TokensPreparation(Preparation):
-    """A text that is tokenised."""
+    """A request to tokenise a text."""
 
     about: ClassVar[str]
-    """Help text of the verb."""
+    """Help text of the command."""
 
     tokenizer: Path | None = None
-    """A SentencePiece model; one is trained on the source where none is given."""
+    """A SentencePiece model; without this option a tokenizer is trained on the source."""
     vocab_size: int | None = None
-    """Size of the tokenizer to train, 4,096 unless you say otherwise."""
+    """Size of the tokenizer to train, 4,096 by default."""
     workers: int = WORKERS
-    """Processes that tokenise; the result does not depend on it."""
+    """Processes that tokenise; the result does not depend on their number."""
 
     def prepare(self, out: Path, *, progress: Progress | None = None) -> PreparationResult:
         """Tokenise the source into shards."""
@@ -84,9 +84,9 @@ class TokensPreparation(Preparation):
             lines=[
                 *data.counts(),
                 *(
-                    f"  {what.replace('_', ' ')}: "
-                    f"{'as in the paper' if agrees else NOT_THE_PAPERS[what]}"
-                    for what, agrees in same.items()
+                    f"  {fact.replace('_', ' ')}: "
+                    f"{'as in the paper' if agrees else NOT_THE_PAPERS[fact]}"
+                    for fact, agrees in same.items()
                 ),
             ],
         )
@@ -102,14 +102,14 @@ class TokensPreparation(Preparation):
 
 @dataclass(frozen=True, kw_only=True)
 class ClimbmixPreparation(TokensPreparation):
-    """The paper's corpus."""
+    """A request to prepare ClimbMix, the paper's corpus."""
 
     about = "The paper's corpus, shards 00000-00169 and 06542 held out, from the Hugging Face hub."
 
     shards: str = "0-169"
     """Training shards, a number or a range such as 0-9."""
     from_: Path | None = None
-    """A folder that holds the parquet files; they are downloaded where none is given."""
+    """A folder that holds the parquet files; without this option they are downloaded."""
 
     def as_in_the_paper(self, manifest: Manifest) -> dict[str, bool]:
         """Compare the tokenizer and the number of training tokens."""
@@ -133,16 +133,16 @@ class ClimbmixPreparation(TokensPreparation):
 
 @dataclass(frozen=True, kw_only=True)
 class TextPreparation(TokensPreparation):
-    """Files of the user."""
+    """A request to prepare files of the user."""
 
     about = "Your own .txt, .jsonl (.xz, .gz, .zst) and .parquet files, or folders of them."
 
     paths: tuple[Path, ...] = dataclasses.field(default=(), metadata={POSITIONAL: True})
     """Files, or folders that are searched for them."""
     held_out: tuple[Path, ...] = ()
-    """Files that are held out whole; without any, documents are held out by their hash."""
+    """Files that are held out whole; without them, documents are held out by their hash."""
     held_out_share: float | None = None
-    """Share of the documents that is held out by hash, 0.01 unless you say otherwise."""
+    """Share of the documents that is held out by hash, 0.01 by default."""
 
     def _prepare(self, out: Path, progress: Progress | None) -> Manifest:
         return prepare_text(
@@ -159,7 +159,7 @@ class TextPreparation(TokensPreparation):
 
 @dataclass(frozen=True, kw_only=True)
 class StdlibPreparation(TokensPreparation):
-    """Python's standard library."""
+    """A request to prepare the source of Python's standard library."""
 
     about = "The source of this Python's standard library: text on every machine, no download."
 
@@ -179,17 +179,17 @@ class StdlibPreparation(TokensPreparation):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskPreparation(Preparation):
-    """A synthetic task with its settings."""
+    """A request to prepare a synthetic task with its settings."""
 
     settings: TaskSettings
 
     @property
     def context(self) -> int:
-        """Tokens of a sequence but the last."""
+        """The length of a sequence minus one: its last token is a label only."""
         return task_of(self.settings)(self.settings, "train").context
 
     def prepare(self, out: Path, *, progress: Progress | None = None) -> PreparationResult:
-        """Write the settings; there is no work to report."""
+        """Write the settings; there is no progress to report."""
         del progress
         data = prepare_task(out, self.settings)
         lines = [f"{out}: {data.task.title}, made as they are needed"]
@@ -205,7 +205,7 @@ TEXTS: dict[str, type[TokensPreparation]] = {
 
 
 def parse_preparation(words: Sequence[str]) -> Preparation:
-    """Read the words that stand behind `mixerloop data prepare`, but for `--out` and `--json`."""
+    """Read the arguments of `mixerloop data prepare`, except `--out` and `--json`."""
     name, *options = words or ("",)
     if name in TASKS:
         return TaskPreparation(settings=from_words(TASKS[name].settings_type, options))

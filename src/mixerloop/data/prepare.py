@@ -44,12 +44,12 @@ PLAN = "preparing.json"
 RECORDS = "records"
 EXCLUDED = "excluded.docs"
 SMALLEST_PIECE, LARGEST_PIECE = 2**20, 2**26  # characters of text in a shard
-PIECES = 64  # about as many as a source is cut into, within those bounds
-SAMPLE_CHARACTERS = 2**24  # of text that a tokenizer is trained on
-WORD_MARK = "\u2581"  # SentencePiece's own sign for a space, which it cannot tell from one
+PIECES = 64  # the number of pieces to aim for, within those bounds
+SAMPLE_CHARACTERS = 2**24  # of training text for a tokenizer
+WORD_MARK = "\u2581"  # SentencePiece's sign for a space; it cannot tell this character from a space
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of the work, the units done so far, and all units."""
+"""A function that is called with the name of the work, the units done, and all units."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Settings:
     held_out_share: float | None = None
     """Share of documents held out by their hash, where files do not decide."""
     vocab_size: int | None = None
-    """Size of the tokenizer to train, where none is given."""
+    """Size of the tokenizer to train; None if the caller gives a tokenizer."""
 
     def __post_init__(self) -> None:
         """Reject shares and sizes outside their range."""
@@ -71,7 +71,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Group:
-    """Files that are read together, all of one split."""
+    """Files that are read together; all have the same split."""
 
     index: int
     files: list[SourceFile]
@@ -79,12 +79,12 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A finished piece."""
+    """The shards and the skipped documents of a finished piece."""
 
     empty: int
     """Documents without text."""
     excluded: int
-    """Held-out documents that training has too."""
+    """Held-out documents that are also training documents."""
     train: Shard | None = None
     held_out: Shard | None = None
 
@@ -116,7 +116,7 @@ def prepare(
 
 
 def check_free(folder: Path) -> None:
-    """Reject a folder that is finished, or that holds other files."""
+    """Reject a folder that is already prepared, or that holds other files."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder}: exists and is not a folder")
     if (folder / PLAN).exists():
@@ -129,7 +129,7 @@ def check_free(folder: Path) -> None:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold a lock on the folder itself; it goes with the process, however that ends."""
+    """Hold a lock on the folder itself; the lock ends with the process, even when it is killed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)
@@ -187,10 +187,10 @@ def _plan(source: Source, settings: Settings, tokenizer_path: Path | None) -> Pl
 
 
 def _same_plan(folder: Path, plan: Plan) -> Plan:
-    """The plan of a preparation that was stopped; its cut stays, even if files were mended."""
+    """The plan of a stopped preparation; its pieces and groups stay, even if files changed."""
     begun, now = read_json(folder / PLAN), json.loads(plan.text())
-    cut = {"piece_characters", "group_sizes"}
-    if not isinstance(begun, dict) or any(begun.get(k) != now[k] for k in now.keys() - cut):
+    sizes = {"piece_characters", "group_sizes"}
+    if not isinstance(begun, dict) or any(begun.get(k) != now[k] for k in now.keys() - sizes):
         raise ValueError(f"{folder}: was begun with other files or settings; remove it first")
     return replace(
         plan,
@@ -200,7 +200,7 @@ def _same_plan(folder: Path, plan: Plan) -> Plan:
 
 
 def _group_sizes(source: Source, sizes: list[int], piece: int) -> list[int]:
-    """The number of files in each group: small files fill a piece, a large file is a group."""
+    """The number of files in each group: small files share a group, a large file has its own."""
     counts: list[int] = []
     filled, split = 0, None
     for file, size in zip(source.files, sizes, strict=True):
@@ -246,7 +246,7 @@ def _tokenizer(
     plan: Plan,
     progress: Progress,
 ) -> Tokenizer:
-    """The folder's tokenizer; the plan is written only once a tokenizer could be trained."""
+    """The folder's tokenizer; the plan is written only after a tokenizer was read or trained."""
     path = folder / runs.TOKENIZER
     if not ((folder / PLAN).exists() and path.exists()):
         if given is not None:
@@ -262,7 +262,7 @@ def _tokenizer(
 
 
 def _sample(source: Source, settings: Settings) -> Iterator[str]:
-    """Training text in equal shares from all files; large files get what small files leave."""
+    """Training text in equal shares from all files; larger files get unused shares."""
     files = [file for file in source.files if file.split != "held_out"]
     files.sort(key=lambda file: file.path.stat().st_size)
     left = SAMPLE_CHARACTERS
@@ -288,7 +288,7 @@ def _work(
     workers: int,
     progress: Progress,
 ) -> None:
-    """Training files first: their documents are kept out of the held-out files."""
+    """Prepare training files first: held-out files must not contain their documents."""
     (folder / RECORDS).mkdir(exist_ok=True)
     training = [group for group in groups if group.files[0].split != "held_out"]
     holding_out = [group for group in groups if group.files[0].split == "held_out"]
@@ -300,7 +300,7 @@ def _work(
 
 
 class _Work:
-    """Hands pieces to worker processes, a few ahead of the pieces they finish."""
+    """Gives pieces to worker processes, at most two per worker at a time."""
 
     def __init__(
         self,
@@ -391,7 +391,7 @@ class _Work:
 
 @dataclass
 class _Progress:
-    """The progress of a group."""
+    """How many pieces of a group were read and are being prepared."""
 
     group: Group
     num_pieces: int = 0
@@ -449,7 +449,7 @@ class Worker:
 
 
 _this_worker: Worker | None = None
-"""The worker of a worker process."""
+"""The worker of this process; None in the parent process."""
 
 
 def _start_worker(folder: Path, settings: Settings, parent: int) -> None:
@@ -465,7 +465,7 @@ def _start_worker(folder: Path, settings: Settings, parent: int) -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """A killed parent cannot tell its workers to stop, so they watch for it."""
+    """End this worker when its parent is gone: a killed parent cannot stop its workers."""
     while os.getppid() == parent:
         time.sleep(0.2)
     os._exit(1)
@@ -477,12 +477,12 @@ def _prepare_piece(documents: list[str], split: Split | None, group: int, index:
 
 
 def canonical(document: str) -> str:
-    """The text a document stands for: stripped, the word mark read as the space it becomes."""
+    """The text of a document, stripped, with the word mark replaced by a space."""
     return document.replace(WORD_MARK, " ").strip()
 
 
 def hash_of(text: str) -> int:
-    """64 bits of a document's text: its identity, which also decides its split."""
+    """A 64-bit hash of a document's text: its identity, which also decides its split."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
@@ -518,8 +518,13 @@ def _finish(
     held_out = tuple(record.held_out for record in records if record.held_out is not None)
     if not train:
         raise ValueError("the source has no training document that is not empty")
-    hashes = [h for g in groups for h in read_json(_begun_record(folder, g))["sha256"]]
-    files = [{"name": f.name, "sha256": h} for f, h in zip(source.files, hashes, strict=True)]
+    hashes = [
+        digest for group in groups for digest in read_json(_begun_record(folder, group))["sha256"]
+    ]
+    files = [
+        {"name": file.name, "sha256": digest}
+        for file, digest in zip(source.files, hashes, strict=True)
+    ]
     content = hashlib.sha256("".join(f"{f['name']}\0{f['sha256']}\n" for f in files).encode())
     used = {key: value for key, value in asdict(settings).items() if value is not None}
     manifest = Manifest(
@@ -545,15 +550,15 @@ def _finish(
 
 
 def _clean(folder: Path) -> None:
-    """Remove the records; the plan goes last, so that a killed process can be resumed."""
+    """Remove records and unused shards; the plan goes last, so that a kill can be resumed."""
     shutil.rmtree(folder / RECORDS, ignore_errors=True)
     (folder / EXCLUDED).unlink(missing_ok=True)
     for partial in folder.glob(".*.partial"):
         partial.unlink()
     manifest = read_manifest(folder)
-    kept = {shard.name for shard in (*manifest.train, *manifest.held_out)}
+    names = {shard.name for shard in (*manifest.train, *manifest.held_out)}
     for path in (*folder.glob("*.tokens"), *folder.glob("*.docs")):
-        if path.stem not in kept:  # of a file that was changed before it was finished
+        if path.stem not in names:  # the shard of an earlier content of a changed file
             path.unlink()
     (folder / PLAN).unlink()
 

@@ -1,7 +1,7 @@
 """Prepared data as one object: `open_prepared(folder)`.
 
 A prepared folder holds the tokens of a text or the settings of a synthetic task. Training and every
-measurement read through the object, and need not know which of the two it is.
+measurement use the same object for both.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ class Prepared(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Where the data is."""
+        """The folder that was opened."""
         ...
 
     @property
@@ -39,7 +39,7 @@ class Prepared(Protocol):
 
     @property
     def context(self) -> int | None:
-        """Tokens of a window where the data decides; None where the caller does."""
+        """Tokens of a window if the data decides (a task); None if the caller decides (a text)."""
         ...
 
     @property
@@ -53,7 +53,7 @@ class Prepared(Protocol):
         ...
 
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer that the tokens were made with."""
+        """The tokenizer that made the tokens; None for a task."""
         ...
 
     def windows(self, split: Split, context: int | None) -> Windows:
@@ -65,7 +65,7 @@ class Prepared(Protocol):
         ...
 
     def draw(self, draw: Draw, *, context: int) -> DrawnWindows:
-        """Held-out windows drawn for transport; a task keeps its own context."""
+        """Held-out windows drawn for transport; a task ignores `context` and uses its own."""
         ...
 
     def samples(self, num: int, *, characters: int) -> dict[Split, list[str]]:

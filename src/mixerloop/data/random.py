@@ -1,4 +1,4 @@
-"""Random numbers by address: the n-th number of a stream, with nothing drawn before it."""
+"""Random numbers by index: any number of a stream, without drawing the numbers before it."""
 
 import hashlib
 
@@ -8,7 +8,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def stream_key(*parts: object) -> np.uint64:
-    """The key of a stream, from whatever names it."""
+    """The key of a stream, a hash of the parts of its name."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return np.uint64(int.from_bytes(digest, "little"))
 

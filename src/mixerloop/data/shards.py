@@ -1,4 +1,4 @@
-"""Prepared tokens on disk: shards, their documents, and the manifest that vouches for them.
+"""Prepared tokens on disk: shards, their documents, and a manifest with counts and hashes.
 
     DIR/manifest.json             source, tokenizer, splits, every shard with its counts and sha256
     DIR/tokenizer.model           the SentencePiece model
@@ -27,12 +27,12 @@ from mixerloop.parsing import from_dict
 
 MANIFEST = "manifest.json"
 FORMAT = "mixerloop-tokens-1"
-OPEN_SHARDS = 256  # a memory map holds a file handle, and a process has some thousand
+OPEN_SHARDS = 256  # a memory map uses a file handle, and a process may have about 1,000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One file of tokens and its documents."""
+    """The counts and hashes of a file of tokens and of its index of documents."""
 
     name: str
     tokens: int
@@ -53,7 +53,7 @@ class Manifest:
     vocab_size: int
     dtype: str
     skipped: dict[str, int]
-    """Documents left out: empty ones, and held-out ones that training has too."""
+    """Number of skipped documents: empty, or held out and also in training."""
     train: tuple[Shard, ...]
     held_out: tuple[Shard, ...]
 
@@ -63,7 +63,7 @@ class Manifest:
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The smallest type that holds every id."""
+    """The smallest type that holds every token id."""
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 
@@ -93,12 +93,12 @@ def write_shard(
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest: the folder is complete from here on."""
+    """Write the manifest, which makes the folder complete."""
     write_file(folder / MANIFEST, json_text(asdict(manifest)))
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read a manifest strictly."""
+    """Read the manifest of a folder of tokens strictly."""
     path = folder / MANIFEST
     if not path.is_file():
         raise ValueError(f"{folder}: no {MANIFEST}; prepare it with mixerloop data prepare")
@@ -117,7 +117,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def fingerprint(folder: Path) -> str:
-    """The identity of prepared data: the sha256 of its manifest, which has those of all files."""
+    """Identity of prepared data: the sha256 of its manifest, which has the sha256 of all files."""
     path = folder / MANIFEST
     if not path.is_file():
         raise ValueError(f"{folder}: no {MANIFEST}; prepare it with mixerloop data prepare")
@@ -125,7 +125,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
-    """The tokenizer the shards were made with, and no other."""
+    """The tokenizer of the shards; raises if the file in the folder is another model."""
     tokenizer = Tokenizer(folder / runs.TOKENIZER)
     identity = tokenizer.fingerprint, tokenizer.vocab_size
     if identity != (manifest.tokenizer_sha256, manifest.vocab_size):
@@ -134,7 +134,7 @@ def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
 
 
 class TokenSplit:
-    """One split of a prepared folder, read as one array."""
+    """A split of a prepared folder, read as if it were one array."""
 
     def __init__(self, folder: Path, split: Split) -> None:
         self.folder, self.split = folder, split
@@ -146,8 +146,8 @@ class TokenSplit:
             path = folder / f"{shard.name}.tokens"
             size = path.stat().st_size if path.is_file() else None
             if size != shard.tokens * dtype.itemsize:
-                wanted = shard.tokens * dtype.itemsize
-                raise ValueError(f"{path}: {size} bytes, the manifest says {wanted}")
+                expected = shard.tokens * dtype.itemsize
+                raise ValueError(f"{path}: {size} bytes, the manifest says {expected}")
         self._open = lru_cache(maxsize=OPEN_SHARDS)(
             lambda name: np.memmap(folder / f"{name}.tokens", dtype=dtype, mode="r")
         )
@@ -157,7 +157,7 @@ class TokenSplit:
         return self._ends[-1] if self._ends else 0
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """The tokens from `start` up to `stop`, across shards where need be."""
+        """The tokens from `start` up to `stop`, from one shard or several."""
         if not 0 <= start <= stop <= len(self):
             raise ValueError(f"tokens {start} to {stop} of {len(self)} were asked for")
         parts = []
@@ -189,7 +189,7 @@ def read_docs(folder: Path, shard: Shard) -> np.ndarray:
 
 
 def document_hashes(folder: Path, shards: tuple[Shard, ...] | list[Shard]) -> np.ndarray:
-    """The hashes of all documents of some shards, sorted, each once."""
+    """The hashes of all documents of some shards, sorted and without repetition."""
     parts = [read_docs(folder, shard)[:, 1] for shard in shards]
     return np.unique(np.concatenate(parts)) if parts else np.empty(0, dtype="<u8")
 
@@ -215,11 +215,11 @@ def verify_split(folder: Path, manifest: Manifest, split: Split, *, bos_id: int)
 
 
 def _verify_shard(folder: Path, shard: Shard, manifest: Manifest, *, bos_id: int) -> None:
-    for suffix, wanted in (("tokens", shard.tokens_sha256), ("docs", shard.docs_sha256)):
+    for suffix, expected in (("tokens", shard.tokens_sha256), ("docs", shard.docs_sha256)):
         path = folder / f"{shard.name}.{suffix}"
         if not path.is_file():
             raise ValueError(f"{path}: missing")
-        if file_sha256(path) != wanted:
+        if file_sha256(path) != expected:
             raise ValueError(f"{path}: damaged, its sha256 is not the manifest's")
     tokens = np.fromfile(folder / f"{shard.name}.tokens", dtype=manifest.dtype)
     starts = read_docs(folder, shard)[:, 0]

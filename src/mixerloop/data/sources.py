@@ -1,7 +1,7 @@
 """Where documents come from: files of text, ClimbMix's parquet shards, Python's own library.
 
-A source is a list of files in a fixed order; a file gives its documents in a fixed order. That is
-all preparation needs to be repeatable and to resume where it stopped.
+A source is a list of files in a fixed order, and a file gives its documents in a fixed order.
+Preparation is therefore repeatable and can resume.
 """
 
 import gzip
@@ -27,17 +27,17 @@ NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a source."""
+    """A file of a source, with the name and the split of its documents."""
 
     path: Path
     name: str
-    """How manifests and messages call it: no machine's folders."""
+    """The name in manifests and messages, without the folders of this machine."""
     split: Split | None = None
-    """The split all its documents belong to; None leaves it to each document's hash."""
+    """The split of all its documents; None if the hash of each document decides."""
 
     def documents(self) -> Iterator[str]:
-        """Its documents, not yet stripped; an unreadable document is rejected by name and place."""
-        kind = next((k for k in _READERS if self.path.name.endswith(k)), None)
+        """Its documents, not yet stripped; the error for an unreadable document names its place."""
+        kind = next((ending for ending in _READERS if self.path.name.endswith(ending)), None)
         if kind is None:
             raise ValueError(f"{self.path}: unknown kind of file; known: {', '.join(_READERS)}")
         for number, text in enumerate(_READERS[kind](self.path), start=1):
@@ -70,8 +70,8 @@ def text_files(paths: list[Path], held_out_paths: list[Path]) -> Source:
     ]
     by_name: dict[str, Path] = {}
     for file in files:
-        if (other := by_name.setdefault(file.name, file.path)) is not file.path:
-            raise ValueError(f"{file.path} and {other} would both be called {file.name}")
+        if (first := by_name.setdefault(file.name, file.path)) is not file.path:
+            raise ValueError(f"{file.path} and {first} would both be called {file.name}")
     return Source("text", files)
 
 
@@ -99,7 +99,7 @@ def _name(path: Path, root: Path) -> str:
 
 
 def climbmix(shards: range, folder: Path | None) -> Source:
-    """The paper's corpus: some training shards and the held-out one, downloaded or in a folder."""
+    """The paper's corpus: training shards and the held-out shard, downloaded or in a folder."""
     if CLIMBMIX_HELD_OUT_SHARD in shards or shards.stop > CLIMBMIX_HELD_OUT_SHARD:
         last = CLIMBMIX_HELD_OUT_SHARD - 1
         raise ValueError(f"training shards are 0 to {last}; {last + 1} is held out")
@@ -160,7 +160,7 @@ def _text_documents(path: Path) -> Iterator[str]:
 
 
 def _python_documents(path: Path) -> Iterator[str]:
-    """A Python file says itself how it is encoded."""
+    """A Python file is one document, in the encoding that it declares."""
     try:
         with tokenize.open(path) as file:
             yield file.read()
@@ -171,7 +171,7 @@ def _python_documents(path: Path) -> Iterator[str]:
 def _json_documents(
     opened: Callable[[Path], AbstractContextManager[Iterable[bytes]]],
 ) -> Callable[[Path], Iterator[str]]:
-    """Every line is an object with a text."""
+    """A reader of JSON lines: every line is an object whose `text` is a document."""
 
     def documents(path: Path) -> Iterator[str]:
         number = 0
@@ -204,7 +204,7 @@ def _open_zst(path: Path) -> Iterator[Iterable[bytes]]:
 
 
 def _zst_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Lines of frame after frame; the library's own reader takes a cut-off frame for an end."""
+    """The lines of all frames; zstandard's own reader would take a cut-off frame for the end."""
     import zstandard
 
     frame, rest = zstandard.ZstdDecompressor().decompressobj(), b""
@@ -224,7 +224,7 @@ def _zst_lines(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _parquet_documents(path: Path) -> Iterator[str]:
-    """A column called text, read a row group at a time."""
+    """Every row of the column `text` is a document; read one row group at a time."""
     import pyarrow
     import pyarrow.parquet
 

@@ -1,4 +1,4 @@
-"""A prepared folder that stands for a synthetic task: a manifest with the task's settings.
+"""A prepared folder of a synthetic task: a manifest with the task's settings.
 
     DIR/manifest.json    {"format": "mixerloop-NAME-1", "settings": {...}}
 
@@ -23,7 +23,7 @@ from mixerloop.parsing import from_dict, suggest
 
 
 def format_of(name: str) -> str:
-    """The format that the manifest of a task names."""
+    """The value of `format` in the manifest of a task."""
     return f"mixerloop-{name}-1"
 
 
@@ -45,7 +45,7 @@ class TaskFolder:
 
     @classmethod
     def open(cls, folder: Path, manifest: Mapping[str, Any]) -> "TaskFolder":
-        """Read the settings strictly."""
+        """Read the settings of a manifest strictly."""
         path, kinds = folder / MANIFEST, _by_format()
         format_ = manifest.get("format")
         if format_ not in kinds:
@@ -69,11 +69,11 @@ class TaskFolder:
 
     @property
     def context(self) -> int:
-        """Tokens of a sequence but the last."""
+        """The length of a sequence minus one: its last token is a label only."""
         return self.task.context
 
     def tokenizer(self) -> None:
-        """A task has no text."""
+        """None: a task has no text."""
 
     def windows(self, split: Split, context: int | None) -> Task:
         """The sequences of a split."""
@@ -86,15 +86,15 @@ class TaskFolder:
         return held_out_task(self.task)
 
     def draw(self, draw: Draw, *, context: int) -> DrawnWindows:
-        """Held-out sequences, read where their last answers are to be given."""
-        del context  # a sequence has its own
+        """Held-out sequences; the predictions of their last answers are read."""
+        del context  # the length of a sequence is fixed
         indices = draw.indices(self.task.num_windows, of=f"sequences of {self.task.name}")
         positions = (self.task.answer_positions() - 1)[-draw.num_positions :]
         return DrawnWindows(self.task.sequences(indices).tokens, positions)
 
     def samples(self, num: int, *, characters: int) -> dict[Split, list[str]]:
-        """The first sequences of each split, whole."""
-        del characters  # a sequence is short
+        """The first `num` sequences of each split as text."""
+        del characters  # a sequence is short enough to show whole
         return {
             split: [
                 self.task.written(row)
@@ -104,15 +104,15 @@ class TaskFolder:
         }
 
     def summary(self) -> dict[str, object]:
-        """The folder and the settings."""
+        """The path of the folder and the settings of the task."""
         return {"folder": str(self.folder), **_values(self.settings)}
 
     def counts(self) -> list[str]:
-        """A task has as many sequences as are read."""
+        """Empty: sequences are drawn when they are read."""
         return []
 
     def verify(self) -> str:
-        """The settings were checked when the folder was opened."""
+        """Return the verdict; the settings were checked when the folder was opened."""
         return f"{self.folder}: settings of {self.task.name}, sound"
 
     def _check(self, context: int | None) -> None:

@@ -39,20 +39,20 @@ class TokenFolder:
         return self.manifest.tokenizer_sha256
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer, if it is still the tokenizer that the tokens were made with."""
+        """The tokenizer that made the tokens; raises if the file in the folder is another model."""
         return open_tokenizer(self.folder, self.manifest)
 
     def windows(self, split: Split, context: int | None) -> TokenWindows:
         """The whole windows of a split."""
-        return TokenWindows(TokenSplit(self.folder, split), self._given(context))
+        return TokenWindows(TokenSplit(self.folder, split), self._checked(context))
 
     def held_out(self, context: int | None) -> HeldOutText:
         """Every held-out token but the first."""
         split = TokenSplit(self.folder, "held_out")
-        return held_out_text(split, self.tokenizer(), context=self._given(context))
+        return held_out_text(split, self.tokenizer(), context=self._checked(context))
 
     def draw(self, draw: Draw, *, context: int) -> DrawnWindows:
-        """Held-out windows, read at positions spread over their second half."""
+        """Held-out windows; predictions are read at positions spread over their second half."""
         positions = spread_positions(context, draw.num_positions)
         split = TokenSplit(self.folder, "held_out")
         indices = draw.indices(len(split) // context, of=f"{self.folder}: windows")
@@ -99,7 +99,7 @@ class TokenFolder:
         }
 
     def counts(self) -> list[str]:
-        """The source and its vocabulary, the size of each split, and what was left out."""
+        """The source and its vocabulary, the size of each split, and the skipped documents."""
         manifest = self.manifest
         source = manifest.source["kind"]
         lines = [f"{self.folder}: {source}, vocabulary {manifest.vocab_size:,}"]
@@ -122,7 +122,7 @@ class TokenFolder:
         shards.verify(self.folder)
         return "every file is as it was written, and no document is in both splits"
 
-    def _given(self, context: int | None) -> int:
+    def _checked(self, context: int | None) -> int:
         if context is None:
             raise ValueError(f"{self.folder}: tokens need a context to be cut into windows of")
         return context

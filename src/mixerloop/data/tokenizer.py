@@ -1,4 +1,4 @@
-"""SentencePiece tokenizers, each known by the hash of its model."""
+"""SentencePiece tokenizers, each identified by the hash of its model."""
 
 import hashlib
 import io
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import sentencepiece
 
-SENTENCE_CHARACTERS = 4096  # of a line, as training sees it
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+SENTENCE_CHARACTERS = 4096  # longer lines are cut before a tokenizer is trained on them
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decodes from bytes that are not yet a character
 
 
 class Tokenizer:
-    """Text to token ids and back."""
+    """A SentencePiece model: text to token ids and back."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
@@ -26,18 +26,18 @@ class Tokenizer:
         if not loaded:
             raise ValueError(f"{path}: not a SentencePiece model")
         self.fingerprint = hashlib.sha256(model).hexdigest()
-        """The sha256 of the model; two tokenizers are the same when this is."""
+        """The sha256 of the model: the identity of the tokenizer."""
         self.vocab_size: int = self._processor.vocab_size()
         self.bos_id: int = self._processor.bos_id()
-        """-1 when the model has none."""
+        """The start token; -1 if the model has no start token."""
         self.eos_id: int = self._processor.eos_id()
 
     def encode(self, text: str) -> list[int]:
-        """A document: the start token, where the model has one, and the text's tokens."""
+        """The tokens of a document: the start token, if the model has it, then the text."""
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: list[str]) -> list[list[int]]:
-        """Many documents, on all cores."""
+        """The tokens of each document, computed on all cores."""
         try:
             for text in texts:
                 text.encode()
@@ -63,18 +63,18 @@ class Tokenizer:
 
 
 class TextStream:
-    """The text of tokens as they come: a character appears when its last byte has arrived.
+    """Decodes tokens one by one; a character appears when its last byte has arrived.
 
-    Only the last few tokens are decoded again, so a token costs the same however long the text is.
+    Only the last few tokens are decoded again, so the cost of a token does not grow with the text.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int]) -> None:
         self._tokenizer = tokenizer
         self._ids = list(prompt)
-        self._context, self._shown = 0, len(prompt)  # decoding starts here; shown up to here
+        self._context, self._shown = 0, len(prompt)  # decode from here; shown up to here
 
     def push(self, token: int) -> str:
-        """The text that one more token adds, which may be empty."""
+        """Append a token and return the text it completes, which may be empty."""
         self._ids.append(token)
         added = self.pending()
         if not added or added.endswith(UNFINISHED):
@@ -89,9 +89,9 @@ class TextStream:
 
 
 def train_tokenizer(documents: Iterable[str], *, vocab_size: int) -> bytes:
-    """A byte-pair SentencePiece model of these documents that can write any text.
+    """Train a byte-pair SentencePiece model on documents; it can encode any text.
 
-    Unseen characters become bytes, and white space is kept as it is, as in the tokenizer of
+    Unseen characters are encoded as bytes and white space is preserved, as in the tokenizer of
     Llama 2. The vocabulary is smaller than `vocab_size` if the documents have too little text.
     """
     model = io.BytesIO()
@@ -125,7 +125,7 @@ def train_tokenizer(documents: Iterable[str], *, vocab_size: int) -> bytes:
 
 
 def _sentences(text: str) -> Iterator[str]:
-    """Lines, and long lines in parts; NUL ends a string for SentencePiece and is left out."""
+    """Lines, long lines in parts, without NUL, which ends a string for SentencePiece."""
     for line in text.replace("\0", "").splitlines():
         for start in range(0, len(line), SENTENCE_CHARACTERS):
             yield line[start : start + SENTENCE_CHARACTERS]

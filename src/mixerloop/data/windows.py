@@ -1,10 +1,10 @@
-"""Windows: the pieces of a split that a model reads at a time.
+"""Windows: a split of prepared data, cut into sequences of the model's context length.
 
-Every split is cut in one way. Window i of a text begins at token i * context and holds `context`
-tokens and the token after them, the label of its last position, which is also the first token of
-window i + 1. The rest at the end of a split is one shorter window. Training reads the whole
-windows, the held-out NLL reads the shorter window too, and transport draws among the windows that
-have `context` tokens. The windows of a synthetic task are its sequences.
+Every reader cuts a split in the same way. Window i of a text begins at token i * context and holds
+`context` tokens and the token after them. That token is the label of the window's last position and
+the first token of window i + 1. The remaining tokens of a split are one shorter window. Training
+reads the whole windows, the held-out NLL reads the shorter window too, and transport draws among
+the windows that have `context` tokens. The windows of a synthetic task are its sequences.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from jaxtyping import Int
 
 from mixerloop.data.shards import TokenSplit
 
-NOT_SCORED = -100  # torch's own label for positions without a target
+NOT_SCORED = -100  # the default ignore_index of torch's cross-entropy
 
 
 class Labelled(NamedTuple):
@@ -116,7 +116,7 @@ class Draw:
 
 
 def spread_positions(context: int, num: int) -> Int[np.ndarray, " positions"]:
-    """Evenly spaced in the second half; the last one still has a next token in the window."""
+    """Evenly spaced positions in the second half of a window; each has a next token in it."""
     first, last = context // 2, context - 2
     if num < 1 or last - first + 1 < num:
         most = max(0, last - first + 1)

@@ -1,1 +1,1 @@
-"""What a trained model can do, with intervals."""
+"""Measurements of a trained model on held-out data, CORE and synthetic tasks."""

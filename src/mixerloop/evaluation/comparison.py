@@ -1,4 +1,4 @@
-"""Architectures against each other: what differs, whether it is resolved, and which task did it."""
+"""Compare architectures: differences of their scores, verdicts, and the part of each task."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +16,15 @@ from mixerloop.measures import MEASURES, Measure, score_named
 from mixerloop.results import result_provenance
 
 ONE_TASK_IS_MOST = 0.5
-"""The share of a difference from which one task is said to carry it."""
+"""A warning names a task whose share of a difference is above this."""
 NAMED_TASKS = 5
+"""Tasks that a warning lists by name."""
 ASIDE = {*configs.MAY_CHANGE, "train.seed", "train.form"}
 ASIDE |= {"train.evaluate_every", "train.evaluate_windows"}
-"""What runs of one architecture may differ in; their data is known by its hash, not its path."""
+"""Config keys in which runs of one architecture may differ.
+
+The data path is among them, because the data is compared by its hash.
+"""
 
 
 def compare_runs(paths: Sequence[Path | str], *, seed: int = 0) -> Comparison:
@@ -67,7 +71,7 @@ def _check_different(runs: Sequence[MeasuredRun]) -> None:
 def _check_agree(
     runs: Sequence[MeasuredRun], units: Sequence[Units[Any]], measure: Measure
 ) -> None:
-    """Reject runs that were measured with other settings, or on other units, than the first."""
+    """Reject runs whose settings or units differ from those of the first run."""
     first = units[0]
     for run, of_run in zip(runs, units, strict=True):
         for key, value in first.settings.items():
@@ -95,20 +99,23 @@ def _common_warnings(
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The runs of one architecture."""
+    """Runs of one architecture, which differ in their random seed."""
 
     name: str
     runs: tuple[int, ...]
-    """Indices, in the order of the seeds."""
+    """Indices of the runs, in the order of their seeds."""
     seeds: tuple[int | None, ...]
 
 
 def group_by_architecture(runs: Sequence[MeasuredRun]) -> list[Group]:
-    """Runs with equal configs and other seeds are one architecture, unless there is no other."""
+    """Group runs whose configs differ in the random seed only.
+
+    If that gives a single group, every run becomes a group of its own.
+    """
     members: list[list[int]] = []
     for index, run in enumerate(runs):
         for group in members:
-            if all(_differ_by_seed(runs[other], run) for other in group):
+            if all(_differ_by_seed(runs[member], run) for member in group):
                 group.append(index)
                 break
         else:
@@ -130,18 +137,23 @@ def group_by_architecture(runs: Sequence[MeasuredRun]) -> list[Group]:
     return groups
 
 
-def _differ_by_seed(one: MeasuredRun, other: MeasuredRun) -> bool:
-    if one.config is None or other.config is None or one.seed is None or one.seed == other.seed:
+def _differ_by_seed(first: MeasuredRun, second: MeasuredRun) -> bool:
+    if (
+        first.config is None
+        or second.config is None
+        or first.seed is None
+        or first.seed == second.seed
+    ):
         return False
-    if (one.trained_on, one.schedule) != (other.trained_on, other.schedule):
+    if (first.trained_on, first.schedule) != (second.trained_on, second.schedule):
         return False
-    if one.step != other.step and not _is_in_seconds(one.config):
+    if first.step != second.step and not _is_in_seconds(first.config):
         return False
-    return not configs.differences(one.config, other.config).keys() - ASIDE
+    return not configs.differences(first.config, second.config).keys() - ASIDE
 
 
 def _is_in_seconds(config: RunConfig) -> bool:
-    """Whether runs end at steps of their own, because their budget is a time."""
+    """Whether the training budget is a time, so that runs may end at different steps."""
     return config.train is not None and config.train.seconds is not None
 
 
@@ -199,10 +211,10 @@ def _seeds_in_words(first: int, second: int, *, same_seeds: bool) -> str:
 
 
 def task_warnings(tasks: Mapping[str, TaskPart]) -> Iterator[str]:
-    """Whether one task carries a difference, and where both models are no better than guessing."""
+    """Warn of a task that makes most of a difference, and of tasks where guessing does as well."""
     for label, part in tasks.items():
         if part.share is not None and part.share > ONE_TASK_IS_MOST and len(tasks) > 1:
-            total = sum(one.contribution for one in tasks.values())
+            total = sum(task.contribution for task in tasks.values())
             also = ", where both are below the most frequent answer" * part.below_majority
             yield (
                 f"{label} alone makes {100 * part.contribution:+.2f} of the difference of "

@@ -12,47 +12,50 @@ class Arm:
 
     name: str
     runs: tuple[str, ...]
-    """Their paths, in the order of their seeds."""
+    """Paths of the runs, in the order of their seeds."""
     seeds: tuple[int | None, ...]
     scores: dict[str, float]
-    """By name, the mean over the runs."""
+    """The mean over the runs of each score, by the name of the score."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskPart:
-    """A task's part in a difference of the mean centered score, by the paper's baselines."""
+    """The part of one task in a difference of the mean centered score.
+
+    Scores are centered by version 1 of the baselines, which the paper uses.
+    """
 
     difference: float
-    """Of the centered scores."""
+    """The difference of the centered scores of this task."""
     contribution: float
-    """To the difference of the mean."""
+    """The contribution to the difference of the mean: `difference` / number of tasks."""
     share: float | None
-    """Of the difference of the mean; None where that difference is zero."""
+    """The contribution divided by the difference of the mean; None if that difference is zero."""
     below_majority: bool
-    """Whether always giving the most frequent answer does as well as both, or better."""
+    """Whether neither architecture is better than always giving the most frequent answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One architecture against another, first minus second."""
+    """The differences between two architectures, first minus second."""
 
     first: str
     second: str
     seeds: str
-    """What the intervals are over, in words."""
+    """The number of seeds, and what the intervals are over, in words."""
     measures: dict[str, Difference]
-    """By name of the score."""
+    """Differences by the name of the score."""
     tasks: dict[str, TaskPart]
-    """Of CORE, where it was compared."""
+    """Tasks of CORE; empty if CORE was not compared."""
     warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All pairs of some architectures."""
+    """Several architectures and the differences of every pair of them."""
 
     arms: tuple[Arm, ...]
     pairs: tuple[Pair, ...]
     warnings: tuple[str, ...]
-    """Of all pairs alike."""
+    """Warnings that apply to every pair."""
     provenance: Provenance

@@ -16,7 +16,7 @@ from mixerloop.schedule import first_passes, num_passes_of
 from mixerloop.subject import Subject
 
 Progress = Callable[[str, int, int], None]
-"""Called with the part that is measured, the tokens scored so far, and all tokens."""
+"""Called with the name of the measured part, the number of scored tokens, and the total."""
 
 
 def evaluate_nll(
@@ -27,10 +27,10 @@ def evaluate_nll(
     passes: tuple[int, ...] = (),
     progress: Progress | None = None,
 ) -> NllResult:
-    """Score every held-out token but the first, and keep the result with the subject's results.
+    """Score every held-out token but the first, and save the result.
 
-    `data` and `context` are those of the subject's own run where they are not given. `passes` also
-    measures the model with every loop stopped after so many passes.
+    `data` and `context` default to those of the subject's run. For each number in `passes` the
+    model is also measured with every loop stopped after that number of passes.
     """
     if context is not None and context < 1:
         raise ValueError(f"context must be at least 1, got {context}")
@@ -48,8 +48,8 @@ def evaluate_nll(
     by_passes = {}
     for number in passes:
         scorer = scorer_of(subject, schedule=first_passes(subject.schedule, number))
-        stopped = measure(scorer, held_out, progress=part(f"{number} passes"))
-        by_passes[number] = summarise(stopped, held_out)
+        stopped_sums = measure(scorer, held_out, progress=part(f"{number} passes"))
+        by_passes[number] = summarise(stopped_sums, held_out)
     figures = summarise(sums, held_out)
     result = NllResult(
         **subject.heading(),

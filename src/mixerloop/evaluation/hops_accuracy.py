@@ -13,9 +13,9 @@ from mixerloop.subject import Subject
 def evaluate_hops(
     subject: Subject, *, data: Path | str | None = None, sequences: int = NUM_SEQUENCES
 ) -> HopsResult:
-    """Ask the first held-out sequences of hops, and keep the result with the subject's results.
+    """Answer the questions of the first held-out sequences of hops, and save the result.
 
-    `data` is a folder of hops; the folder the subject was trained on where it is not given.
+    `data` is a prepared folder of hops; the default is the folder the subject was trained on.
     """
     prepared = open_prepared(subject.data(data))
     if not isinstance(prepared.task, Hops):

@@ -12,7 +12,7 @@ HOPS = "hops"
 
 @dataclass(frozen=True, kw_only=True)
 class HopsAccuracy:
-    """The share of right answers to questions of some number of hops."""
+    """The share of right answers to questions with a given number of hops."""
 
     hops: int
     questions: int
@@ -29,6 +29,6 @@ class HopsResult(Result):
 
 
 def read_hops_units(folder: Path, result: HopsResult) -> RatioUnits:
-    """The sequences of a result, for a comparison."""
+    """Read the sequences of a result, which a comparison resamples."""
     num_questions = sum(part.questions for part in result.accuracy_by_hop)
     return read_sequences(folder, HOPS, num_questions, result.provenance)

@@ -1,13 +1,14 @@
-"""A looped model as a scorer: what the candidates of a question share is run once.
+"""A scorer for looped models that runs the common prefix of a question's candidates once.
 
-A model with constant-size states can be stopped after the tokens that candidates begin with and go
-on from there with each. Questions whose shared part has nearly the same length run together: the
-shortest of those parts is the batch's trunk, and what is left of the others goes with their
-branches. Branches of many trunks run together. Padding stands behind sequences and branches only,
-where no token that is scored can see it.
+A model with constant-size states runs the common prefix (the trunk), and then resumes from its
+states with the rest of each candidate (a branch). Questions whose common prefixes have nearly the
+same length run as one batch. The trunk of the batch has the length of the shortest of these
+prefixes; the remaining tokens of longer prefixes run as part of the branches. Branches of many
+trunks run together. Only sequences and branches are padded, and only at their end, where no scored
+token can see the padding.
 
-Batches are independent and run on all cores. What runs together depends on the questions alone, so
-scores are the same bit for bit whatever the number of threads.
+Batches are independent and run on all cores. The division into batches depends on the questions
+alone, so scores are the same bit for bit on any number of threads.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,22 +38,25 @@ from mixerloop.subject import Subject
 T = TypeVar("T")
 Result = TypeVar("Result")
 BATCH_TOKENS = 2048
-"""On a CPU, where the activations of more tokens do not stay in a core's cache."""
+"""The limit on a CPU; the activations of more tokens do not fit in a core's cache."""
 STATE_BYTES = 64 * 2**20
-"""Of the states a batch begins with; those it ends with take as much."""
+"""The limit for the states a batch starts from; the states it ends with take the same again."""
 ACCELERATOR_BATCH_TOKENS, ACCELERATOR_STATE_BYTES = 8192, 512 * 2**20
 PADDING = 0.03
-"""Of a batch; more padding costs more than another batch."""
+"""The largest share of padding in a batch; more padding costs more than another batch."""
 TRUNK_STATE_BYTES = 256 * 2**20
-"""Of the states of all trunks whose branches have not run yet."""
+"""The limit for the states of all trunks whose branches have not run yet."""
 WORTH_SHARING = 16
-"""Tokens; to save fewer is not worth a copy of the states."""
+"""The least number of saved tokens that is worth a copy of the states."""
 UNEVEN_TRUNKS = 0.005
-"""How much of a batch's shared tokens may be left to its branches, where each costs several."""
+"""The largest share of a batch's common tokens that may run in branches.
+
+A common token that is not in the trunk is run once for every branch.
+"""
 
 
 class LoopedScorer:
-    """Scores with a `LoopedLM`, whole sequences or trunk and branches."""
+    """Scores with a `LoopedLM`: sequences run whole, or as a trunk with branches."""
 
     def __init__(
         self,
@@ -76,13 +80,13 @@ class LoopedScorer:
         self._most_states = self._most_trunks = 1
 
     def score(self, questions: Sequence[Sequence[Candidate]]) -> list[list[TokenScores]]:
-        """Score every candidate."""
-        self._limit_states([len(one.tokens) for candidates in questions for one in candidates])
+        """Score every candidate; candidates of a question share their common prefix."""
+        self._limit_states([len(candidate.tokens) for group in questions for candidate in group])
         sequences = [_sequences(candidates) for candidates in questions]
         alone: list[_Sequence] = []
         sharing: list[_Family] = []
         for of_question in sequences:
-            scored = [one for one in of_question.values() if one.labels]
+            scored = [sequence for sequence in of_question.values() if sequence.labels]
             for family in _families(scored) if self._share_prefixes else [_Family(scored, 0)]:
                 if family.is_worth_sharing:
                     sharing.append(family)
@@ -93,20 +97,20 @@ class LoopedScorer:
         for at in range(0, len(sharing), self._most_trunks):
             self._score_sharing(sharing[at : at + self._most_trunks])
         return [
-            [of_question[_key(one)].scores(one) for one in candidates]
+            [of_question[_key(candidate)].scores(candidate) for candidate in candidates]
             for of_question, candidates in zip(sequences, questions, strict=True)
         ]
 
     def _limit_states(self, lengths: list[int]) -> None:
-        """Let a batch have as many rows as its memory holds states after the longest sequence."""
+        """Limit the rows of a batch so that its states after the longest sequence fit in memory."""
         longest = max(lengths, default=1)
-        costs = [self._model.sublayer(one).cost(longest) for one in self._schedule]
+        costs = [self._model.sublayer(occurrence).cost(longest) for occurrence in self._schedule]
         state_bytes = max(1, sum(cost.state_bytes for cost in costs))
         self._most_states = max(1, self._state_bytes // state_bytes)
         self._most_trunks = max(1, TRUNK_STATE_BYTES // state_bytes)
 
     def _score_alone(self, sequences: "list[_Sequence]") -> None:
-        batches = self._batches(sequences, [len(one.inputs) for one in sequences])
+        batches = self._batches(sequences, [len(sequence.inputs) for sequence in sequences])
         for tokens in self._on_cores(self._run_whole, batches):
             self.tokens_processed += tokens
 
@@ -120,25 +124,27 @@ class LoopedScorer:
         row = 0
         for batch, trunk in zip(batches, trunks, strict=True):
             for family in batch:
-                branches += [_Branch(row, trunk.num_tokens, one) for one in family.sequences]
+                branches += [
+                    _Branch(row, trunk.num_tokens, sequence) for sequence in family.sequences
+                ]
                 row += 1
-        together = side_by_side(trunks)
+        all_trunks = side_by_side(trunks)
         del trunks
-        lengths = [len(one.sequence.inputs) - one.skipped for one in branches]
+        lengths = [len(branch.sequence.inputs) - branch.skipped for branch in branches]
         parts = self._batches(branches, lengths)
-        for tokens in self._on_cores(partial(self._run_branches, together), parts):
+        for tokens in self._on_cores(partial(self._run_branches, all_trunks), parts):
             self.tokens_processed += tokens
 
     def _batches(
-        self, things: Sequence[T], lengths: Sequence[int], *, most_padding: float = PADDING
+        self, items: Sequence[T], lengths: Sequence[int], *, most_padding: float = PADDING
     ) -> list[list[T]]:
-        numbers = batches_by_length(
+        batches = batches_by_length(
             lengths,
             most_tokens=self._most_tokens,
             most_rows=self._most_states,
             most_padding=most_padding,
         )
-        return [[things[number] for number in batch] for batch in numbers]
+        return [[items[index] for index in batch] for batch in batches]
 
     def _on_cores(self, function: Callable[[T], Result], batches: list[T]) -> Iterator[Result]:
         def run(batch: T) -> Result:
@@ -148,26 +154,26 @@ class LoopedScorer:
         return map_on_cores(run, batches, device=self._device)
 
     def _run_whole(self, sequences: "list[_Sequence]") -> int:
-        tokens = self._tokens([one.inputs for one in sequences])
+        tokens = self._tokens([sequence.inputs for sequence in sequences])
         walked = self._model.walk(self._model.embed(tokens), self._mixing)
         self._read_out(walked.residual, sequences, skipped=[0] * len(sequences))
         return tokens.numel()
 
     def _run_trunk(self, families: "list[_Family]") -> DecodeState:
-        trunk = min(family.shared for family in families)
-        tokens = self._tokens([family.sequences[0].inputs[:trunk] for family in families])
+        num_tokens = min(family.shared for family in families)
+        tokens = self._tokens([family.sequences[0].inputs[:num_tokens] for family in families])
         state = start(self._model, batch=len(families), schedule=self._mixing)
         _, state = feed(self._model, tokens, state)
         return state
 
     def _run_branches(self, trunks: DecodeState, branches: "list[_Branch]") -> int:
-        state = trunks.select(torch.tensor([one.row for one in branches]))
-        tokens = self._tokens([one.sequence.inputs[one.skipped :] for one in branches])
+        state = trunks.select(torch.tensor([branch.row for branch in branches]))
+        tokens = self._tokens([branch.sequence.inputs[branch.skipped :] for branch in branches])
         residual, _ = feed(self._model, tokens, state)
         self._read_out(
             residual,
-            [one.sequence for one in branches],
-            skipped=[one.skipped for one in branches],
+            [branch.sequence for branch in branches],
+            skipped=[branch.skipped for branch in branches],
         )
         return tokens.numel()
 
@@ -177,17 +183,17 @@ class LoopedScorer:
     def _read_out(
         self, residual: Tensor, sequences: "list[_Sequence]", *, skipped: list[int]
     ) -> None:
-        """Run what no token sees another in, and the head, where a scored token is predicted."""
-        wanted = [
+        """Finish the schedule and run the head, only where a scored token is predicted."""
+        spans = [
             (row, first - 1 - before, labels)
-            for row, (one, before) in enumerate(zip(sequences, skipped, strict=True))
-            for first, labels in one.labels.values()
+            for row, (sequence, before) in enumerate(zip(sequences, skipped, strict=True))
+            for first, labels in sequence.labels.values()
         ]
-        sizes = [len(labels) for _, _, labels in wanted]
-        rows = np.repeat([row for row, _, _ in wanted], sizes)
-        firsts = np.repeat([first for _, first, _ in wanted], sizes)
+        sizes = [len(labels) for _, _, labels in spans]
+        rows = np.repeat([row for row, _, _ in spans], sizes)
+        firsts = np.repeat([first for _, first, _ in spans], sizes)
         places = firsts + np.concatenate([np.arange(size) for size in sizes])
-        labels = np.concatenate([labels for _, _, labels in wanted])
+        labels = np.concatenate([labels for _, _, labels in spans])
         at_row, at_place, targets = (
             torch.from_numpy(x).to(self._device) for x in (rows, places, labels)
         )
@@ -200,15 +206,15 @@ class LoopedScorer:
         parts = (
             np.split(x.cpu().numpy(), np.cumsum(sizes)[:-1]) for x in (losses.double(), most_likely)
         )
-        found = (TokenScores(*scores) for scores in zip(*parts, strict=True))
-        for one in sequences:
-            one.found = {key: next(found) for key in one.labels}
+        scores = (TokenScores(*of_span) for of_span in zip(*parts, strict=True))
+        for sequence in sequences:
+            sequence.scores_by_key = {key: next(scores) for key in sequence.labels}
 
 
 def scorer_of(
     subject: Subject, *, schedule: Schedule | None = None, share_prefixes: bool = True
 ) -> LoopedScorer:
-    """The scorer of a subject, in its precision and under its schedule or another one."""
+    """A scorer with the precision of a subject, and its schedule unless another is given."""
     return LoopedScorer(
         subject.model,
         schedule=subject.schedule if schedule is None else schedule,
@@ -218,9 +224,9 @@ def scorer_of(
 
 
 def mixing_and_afterwards(model: LoopedLM, schedule: Schedule) -> tuple[Schedule, Schedule]:
-    """A schedule up to its last stateful occurrence, and the rest, which needs no other token.
+    """Cut a schedule after its last stateful occurrence; later occurrences see each token alone.
 
-    A pass rule may reach over the cut; the schedule of a model that has a rule is not cut.
+    The schedule of a model with pass rules is not cut, because a rule may span the cut.
     """
     if model.pass_rules:
         return schedule, ()
@@ -234,35 +240,35 @@ def mixing_and_afterwards(model: LoopedLM, schedule: Schedule) -> tuple[Schedule
 
 
 _Key = tuple[int, bytes]
-"""Where the scored tokens of a candidate begin, and which they are."""
+"""The position of a candidate's first scored token, and the bytes of its scored tokens."""
 NOTHING = TokenScores(np.empty(0), np.empty(0, dtype=np.int64))
 
 
 class _Sequence:
-    """What is fed for one or more candidates, which may differ in their last token, or not at all.
+    """The model input of one or more candidates, which may differ in their last token only.
 
-    Equal candidates are scored once, so that a tie is a tie.
+    Equal candidates are scored once, so that their scores are equal.
     """
 
     def __init__(self, inputs: np.ndarray) -> None:
         self.inputs = inputs
         self.labels: dict[_Key, tuple[int, np.ndarray]] = {}
-        self.found: dict[_Key, TokenScores] = {}
+        self.scores_by_key: dict[_Key, TokenScores] = {}
 
     def add(self, candidate: Candidate) -> None:
-        """Have a candidate scored, if it has anything to score."""
+        """Add the scored tokens of a candidate, if it has any."""
         labels = candidate.tokens[candidate.start :]
         if len(labels):
             self.labels[candidate.start, labels.tobytes()] = candidate.start, labels
 
     def scores(self, candidate: Candidate) -> TokenScores:
-        """What was found for a candidate."""
+        """The scores of a candidate, once the sequence has been read out."""
         labels = candidate.tokens[candidate.start :]
-        return self.found[candidate.start, labels.tobytes()] if len(labels) else NOTHING
+        return self.scores_by_key[candidate.start, labels.tobytes()] if len(labels) else NOTHING
 
 
 def _sequences(candidates: Sequence[Candidate]) -> dict[bytes, _Sequence]:
-    """What has to be fed for the candidates of a question."""
+    """The distinct inputs of the candidates of a question."""
     sequences: dict[bytes, _Sequence] = {}
     for candidate in candidates:
         sequences.setdefault(_key(candidate), _Sequence(candidate.tokens[:-1])).add(candidate)
@@ -274,11 +280,11 @@ def _key(candidate: Candidate) -> bytes:
 
 
 class _Family(NamedTuple):
-    """Sequences of a question that begin alike."""
+    """Sequences of a question with a common prefix."""
 
     sequences: list[_Sequence]
     shared: int
-    """Tokens to run once."""
+    """Tokens of the common prefix, which are run once."""
 
     @property
     def is_worth_sharing(self) -> bool:
@@ -286,33 +292,34 @@ class _Family(NamedTuple):
 
 
 class _Branch(NamedTuple):
-    """What is left of a sequence after its trunk."""
+    """The part of a sequence after its trunk."""
 
     row: int
-    """Of the trunk, among all trunks."""
+    """The row of its trunk among all trunks."""
     skipped: int
-    """Tokens of the trunk."""
+    """The number of tokens of its trunk."""
     sequence: _Sequence
 
 
 def _families(sequences: list[_Sequence]) -> list[_Family]:
-    """All sequences of a question or, where not all begin alike, those that do.
+    """Divide the sequences of a question into families with a common prefix.
 
-    Candidates of different lengths are cropped to different beginnings, those of one length are
-    not.
+    Cropping gives candidates of different lengths different beginnings, so the candidates of a
+    question may make several families. Candidates of equal length keep the same beginning.
     """
     whole = _Family(sequences, _shared_tokens(sequences))
     if whole.is_worth_sharing:
         return [whole]
-    alike: dict[bytes, list[_Sequence]] = {}
-    for one in sequences:
-        alike.setdefault(one.inputs[:WORTH_SHARING].tobytes(), []).append(one)
-    return [_Family(family, _shared_tokens(family)) for family in alike.values()]
+    by_prefix: dict[bytes, list[_Sequence]] = {}
+    for sequence in sequences:
+        by_prefix.setdefault(sequence.inputs[:WORTH_SHARING].tobytes(), []).append(sequence)
+    return [_Family(family, _shared_tokens(family)) for family in by_prefix.values()]
 
 
 def _shared_tokens(sequences: list[_Sequence]) -> int:
-    """Tokens to run once: all of them come before the first that predicts a scored token."""
+    """The number of common tokens that come before the first token that predicts a scored token."""
     if len(sequences) < 2:
         return 0
-    starts = [start for one in sequences for start, _ in one.labels.values()]
-    return min(common_prefix([one.inputs for one in sequences]), *(start - 1 for start in starts))
+    starts = [start for sequence in sequences for start, _ in sequence.labels.values()]
+    common = common_prefix([sequence.inputs for sequence in sequences])
+    return min(common, *(start - 1 for start in starts))

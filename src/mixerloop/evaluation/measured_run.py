@@ -1,4 +1,4 @@
-"""A run with its results, as a comparison reads it."""
+"""Read a run with its results, for a comparison."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,11 +33,11 @@ class MeasuredRun:
     step: str | None
     """The checkpoint's name."""
     units: Mapping[str, Units[Any]]
-    """By measure."""
+    """Units by the name of the measure."""
 
 
 def read_measured_run(path: Path) -> MeasuredRun:
-    """The results of a run, of one of its checkpoints, or of a folder given with --out."""
+    """Read the results of a run, of one of its checkpoints, or of a folder given with --out."""
     if not path.exists():
         raise ValueError(f"{path}: there is no such run")
     compared = [measure for measure in MEASURES.values() if measure.units is not None]
@@ -70,7 +70,9 @@ def read_measured_run(path: Path) -> MeasuredRun:
         config=None if checkpoint is None else configs.load(checkpoint / runs.CONFIG),
         trained_on=None if checkpoint is None else _trained_on(checkpoint),
         step=None if checkpoint is None else checkpoint.name,
-        units={name: _units(folder, MEASURES[name], one) for name, one in results.items()},
+        units={
+            name: _units(folder, MEASURES[name], of_measure) for name, of_measure in results.items()
+        },
     )
 
 

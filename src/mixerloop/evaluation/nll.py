@@ -1,7 +1,7 @@
 """The held-out NLL: every scored token of the held-out set, with intervals over documents.
 
-`mixerloop.data.held_out` says which tokens are scored. The validation NLL that training prints is
-another number: the mean over the first whole windows only (`mixerloop.training.held_out`).
+`mixerloop.data.held_out` defines which tokens are scored. The validation NLL that training prints
+is a different number: the mean over the first whole windows only (`mixerloop.training.held_out`).
 """
 
 from collections.abc import Callable
@@ -16,21 +16,21 @@ from mixerloop.evaluation.scorer import Candidate, Scorer
 from mixerloop.intervals import bootstrap_ratio, estimate, resampled_ratios
 
 Progress = Callable[[int, int], None]
-"""Told how many tokens are scored, of how many."""
+"""Called with the number of scored tokens and the total."""
 
 
 @dataclass(frozen=True)
 class DocumentSums:
-    """Nats and tokens of each document, in bins of the place within the window."""
+    """Nats and tokens of each document, in bins of the position within the window."""
 
     nats: Float[np.ndarray, "documents bins"]
     tokens: Int[np.ndarray, "documents bins"]
     right: Int[np.ndarray, " documents"]
-    """Tokens that were the most likely one."""
+    """Tokens that the model found most likely."""
 
 
 def measure(scorer: Scorer, held_out: HeldOut, *, progress: Progress | None = None) -> DocumentSums:
-    """Score every window."""
+    """Score every window, and add up the losses of each document and bin."""
     bins = len(edges(held_out.context)) - 1
     nats = np.zeros((held_out.num_documents, bins))
     tokens = np.zeros((held_out.num_documents, bins), dtype=np.int64)
@@ -39,12 +39,12 @@ def measure(scorer: Scorer, held_out: HeldOut, *, progress: Progress | None = No
     done = 0
     for rows in held_out.batches():
         scores = scorer.score([[Candidate(row, start=1)] for row in rows.tokens])
-        for row, documents, (found,) in zip(*rows, scores, strict=True):
+        for row, documents, (of_row,) in zip(*rows, scores, strict=True):
             scored = documents >= 0
             place = documents[scored], bin_of[: len(documents)][scored]
-            np.add.at(nats, place, found.losses[scored])
+            np.add.at(nats, place, of_row.losses[scored])
             np.add.at(tokens, place, 1)
-            np.add.at(right, documents[scored], (found.most_likely == row[1:])[scored])
+            np.add.at(right, documents[scored], (of_row.most_likely == row[1:])[scored])
             done += int(scored.sum())
         if progress is not None:
             progress(done, held_out.num_tokens)
@@ -52,13 +52,13 @@ def measure(scorer: Scorer, held_out: HeldOut, *, progress: Progress | None = No
 
 
 def edges(context: int) -> np.ndarray:
-    """Places 0, 1, 2-3, 4-7 and so on: the number of tokens seen before, within its octave."""
+    """The edges of the position bins 0, 1, 2-3, 4-7 and so on, up to the context."""
     doubling = [0, *(2**power for power in range(context.bit_length()) if 2**power < context)]
     return np.array([*doubling, context])
 
 
 def summarise(sums: DocumentSums, held_out: HeldOut) -> NllFigures:
-    """Sums over documents to figures with intervals."""
+    """Turn the sums of documents into figures with intervals."""
     nats, tokens = sums.nats.sum(axis=1), sums.tokens.sum(axis=1)
     replicates = resampled_ratios(sums.nats, sums.tokens)
     at = edges(held_out.context)

@@ -14,30 +14,33 @@ from mixerloop.parsing import one_line
 from mixerloop.results import Estimate, Result
 
 FEW_DOCUMENTS = 20
-"""An interval over fewer documents is not reliable."""
+"""An interval over fewer documents than this is not reliable."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NllAtPositions:
-    """The NLL of tokens with some number of tokens before them in the window."""
+    """The NLL of the tokens that are predicted at a range of positions.
+
+    A position is the index, from 0, of the predicting token in its window.
+    """
 
     first: int
-    """Tokens before, at least."""
+    """The first position of the range."""
     last: int
-    """Tokens before, at most."""
+    """The last position of the range."""
     nll: Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
 class NllFigures:
-    """Losses of a model on held-out tokens."""
+    """Losses and accuracy of a model on held-out tokens."""
 
     nll: Estimate
     """Nats per token."""
     bits_per_byte: Estimate | None
-    """None for a task that is not text."""
+    """None for a synthetic task, which is not text."""
     accuracy: Estimate
-    """The share of tokens that are the most likely token."""
+    """The share of tokens that the model found most likely."""
     by_position: tuple[NllAtPositions, ...]
     documents: int
     tokens: int
@@ -51,7 +54,7 @@ class NllResult(NllFigures, Result):
     """Tokens of a window."""
     warnings: tuple[str, ...]
     by_passes: dict[int, NllFigures]
-    """With every loop stopped after so many passes."""
+    """Figures with every loop stopped after a number of passes, by that number."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +62,15 @@ class DocumentUnits(RatioUnits):
     """Nats and tokens of each document."""
 
     def warnings(self) -> Iterator[str]:
-        """Few documents, or few that hold most tokens, give an unreliable interval."""
+        """Warn of unreliable intervals: documents are few, or few documents hold most tokens."""
         size = len(self.denominators)
-        if (worth := equal_documents(self.denominators)) < FEW_DOCUMENTS:
-            as_good = "" if worth > size - 1 else f", unequal ones: as good as {worth:.0f}"
+        if (num_equal := equal_documents(self.denominators)) < FEW_DOCUMENTS:
+            as_good = "" if num_equal > size - 1 else f", unequal ones: as good as {num_equal:.0f}"
             yield f"the intervals of the NLL come from {size} documents{as_good}"
 
 
 def equal_documents(tokens: Int[np.ndarray, " documents"]) -> float:
-    """How many documents of equal length would vary as these do: few, if few hold most tokens."""
+    """The number of documents of equal length whose mean would vary as much as that of these."""
     return float(tokens.sum()) ** 2 / float((tokens.astype(float) ** 2).sum())
 
 
@@ -79,7 +82,7 @@ def document_units(
     context: int,
     compute_dtype: str | None,
 ) -> DocumentUnits:
-    """Units of an NLL that was measured on some data, in windows of a context."""
+    """The units of an NLL, with the settings that a comparison checks."""
     return DocumentUnits(
         {"data": data, "context": context, "compute_dtype": compute_dtype},
         "nll",
@@ -94,7 +97,7 @@ def nll_details(
     tokens: Int[np.ndarray, " documents"],
     sizes: Float[np.ndarray, " documents"] | None,
 ) -> str:
-    """The content of nll.jsonl: a line for each document, with its bytes where it is text."""
+    """The content of nll.jsonl: a line for each document; `sizes` are bytes, None if not text."""
     lines = [
         json.dumps(
             {
@@ -110,7 +113,7 @@ def nll_details(
 
 
 def read_nll_units(folder: Path, result: NllResult) -> DocumentUnits:
-    """The documents of a result; they must add up to the result's own counts."""
+    """Read the documents of a result; they must add up to the counts of the result."""
     nats, tokens = [], []
     for number, line in detail_lines(MEASURES["nll"].details_in(folder)):
         try:
@@ -120,7 +123,7 @@ def read_nll_units(folder: Path, result: NllResult) -> DocumentUnits:
             raise ValueError(f"line {number}: {one_line(error)}") from None
     agrees = (len(nats), sum(tokens)) == (result.documents, result.tokens)
     if not agrees or sum(tokens) <= 0 or len(nats) < 2:
-        raise ValueError("its documents are others")
+        raise ValueError("its documents are not those of the result")
     return document_units(
         np.array(nats),
         np.array(tokens),

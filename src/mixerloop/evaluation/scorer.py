@@ -1,7 +1,7 @@
-"""What evaluation asks of a language model, and nothing more."""
+"""The interface through which evaluation uses a language model."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -12,51 +12,53 @@ class Candidate(NamedTuple):
     tokens: np.ndarray
     """int64 [tokens]."""
     start: int
-    """At least 1, for the first token has nothing before it; may be the end, scoring nothing."""
+    """At least 1, because no token predicts the first. At the end, no token is scored."""
 
 
 class TokenScores(NamedTuple):
-    """What a model makes of each scored token, given all tokens before it."""
+    """A model's loss and prediction for each scored token, given all tokens before it."""
 
     losses: np.ndarray
     """Nats, float64 [scored]."""
     most_likely: np.ndarray
-    """The token the model finds most likely in that place, int64 [scored]."""
+    """The token that the model finds most likely at that position, int64 [scored]."""
 
 
+@runtime_checkable
 class Scorer(Protocol):
     """A causal language model: token ids in, each scored token's loss and argmax out."""
 
     vocab_size: int
     tokens_processed: int
-    """Tokens the model has been fed so far, padding included."""
+    """Tokens that the model has processed, padding included."""
 
     def score(self, questions: Sequence[Sequence[Candidate]]) -> list[list[TokenScores]]:
-        """Score every candidate of every question; those of one question may share work."""
+        """Score every candidate of every question; candidates of a question may share work."""
         ...
 
 
 def common_prefix(sequences: Sequence[np.ndarray]) -> int:
-    """How many tokens all sequences begin with."""
+    """The number of tokens of the longest prefix that all sequences have in common."""
     length = min(len(sequence) for sequence in sequences)
     first = sequences[0][:length]
     same = np.ones(length, dtype=bool)
-    for other in sequences[1:]:
-        same &= other[:length] == first
+    for sequence in sequences[1:]:
+        same &= sequence[:length] == first
     return length if same.all() else int(same.argmin())
 
 
 WORTH_A_BATCH = 256
-"""Tokens; a smaller batch costs more by being one than a larger one costs by its padding."""
+"""Tokens; below this size, a separate batch costs more than padding in a larger batch."""
 
 
 def batches_by_length(
     lengths: Sequence[int], *, most_tokens: int, most_rows: int, most_padding: float = 0.125
 ) -> list[list[int]]:
-    """Numbers of sequences to run together, long ones first, padded to the longest of a batch.
+    """Divide sequences into batches of indices, the longest sequences first.
 
-    A batch ends where another row would go over a limit, or would make the batch hold more padding
-    than `most_padding`, unless the batch is too small to stand alone.
+    The rows of a batch are padded to its longest sequence. A batch ends where another row would
+    exceed `most_tokens` or `most_rows`. It also ends where the share of padding would exceed
+    `most_padding`, unless the batch is smaller than `WORTH_A_BATCH`.
     """
     batches: list[list[int]] = []
     width = filled = 0
@@ -73,7 +75,7 @@ def batches_by_length(
 
 
 def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Rows of one length, zeros behind the short ones: no token sees what comes after it."""
+    """Pad rows with zeros at the end; a causal model's scores do not depend on them."""
     whole = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
     for row, tokens in zip(whole, rows, strict=True):
         row[: len(tokens)] = tokens

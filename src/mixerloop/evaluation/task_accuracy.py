@@ -1,4 +1,4 @@
-"""Accuracy on a synthetic task: the share of right answers in each group, beside a guess."""
+"""Accuracy on a synthetic task: the share of right answers and of right guesses by group."""
 
 from functools import partial
 from pathlib import Path
@@ -21,20 +21,20 @@ from mixerloop.subject import Subject
 BATCH = 256
 CPU = torch.device("cpu")
 NUM_SEQUENCES = SEQUENCES_OF_SPLIT["held_out"]
-"""The held-out sequences of a task."""
+"""The number of held-out sequences of a task."""
 
 
 @runtime_checkable
 class LogitsAt(Protocol):
-    """A model that reads out at some positions only."""
+    """A model that computes logits at given positions only."""
 
     def __call__(self, tokens: Tensor, *, positions: Tensor) -> Tensor:
-        """Logits [batch, positions, vocab] after each of these positions."""
+        """Return the logits [batch, positions, vocab] of the token after each position."""
         ...
 
 
 class TaskCounts(NamedTuple):
-    """Answers of each sequence, by group."""
+    """The number of questions and of right answers of each sequence, by group."""
 
     groups: tuple[int, ...]
     right: Int[np.ndarray, "sequences groups"]
@@ -46,9 +46,10 @@ class TaskCounts(NamedTuple):
 def evaluate_task(
     subject: Subject, *, data: Path | str | None = None, sequences: int = NUM_SEQUENCES
 ) -> TaskResult:
-    """Ask the first held-out sequences of a task, and keep the result with the subject's results.
+    """Answer the questions of the first held-out sequences of a task, and save the result.
 
-    `data` is a folder of a synthetic task; the folder the subject was trained on by default.
+    `data` is a prepared folder of a synthetic task; the default is the folder the subject was
+    trained on.
     """
     prepared = open_prepared(subject.data(data))
     if prepared.task is None:
@@ -66,7 +67,7 @@ def evaluate_task(
 
 
 def count_answers(subject: Subject, prepared: Prepared, *, sequences: int) -> TaskCounts:
-    """Ask a subject the first held-out sequences of a folder of a synthetic task."""
+    """Count a subject's right answers in the first held-out sequences of a synthetic task."""
     if sequences < 2:
         raise ValueError(f"sequences must be at least 2, got {sequences}")
     assert prepared.task is not None
@@ -79,12 +80,12 @@ def count_answers(subject: Subject, prepared: Prepared, *, sequences: int) -> Ta
 def task_accuracy(
     logits_at: LogitsAt, task: Task, *, num_sequences: int, device: torch.device = CPU
 ) -> list[GroupAccuracy]:
-    """For each group, over the first sequences of a split, resampled by sequence."""
+    """The accuracy of each group over the first sequences; intervals resample sequences."""
     return summarise(task_counts(logits_at, task, num_sequences=num_sequences, device=device))
 
 
 def summarise(counts: TaskCounts) -> list[GroupAccuracy]:
-    """Counts of sequences to accuracies with intervals."""
+    """Turn the counts of sequences into accuracies with intervals."""
     return [
         GroupAccuracy(
             group=group,
@@ -102,31 +103,33 @@ def summarise(counts: TaskCounts) -> list[GroupAccuracy]:
 def task_counts(
     logits_at: LogitsAt, task: Task, *, num_sequences: int, device: torch.device = CPU
 ) -> TaskCounts:
-    """Ask the first sequences of a split."""
+    """Count right answers, right guesses and questions in the first sequences of a task."""
     indices = np.arange(min(num_sequences, task.num_windows))
     tokens, groups = task.sequences(indices)
     answers = tokens[:, task.answer_positions()]
     parts = np.split(tokens, range(BATCH, len(tokens), BATCH))
-    right = np.concatenate([_answered(logits_at, task, part, device) for part in parts]) == answers
+    right = (
+        np.concatenate([_model_answers(logits_at, task, part, device) for part in parts]) == answers
+    )
     guessed = task.guesses(tokens) == answers
     by_group = [groups == group for group in task.groups]
-    for group, asked in zip(task.groups, by_group, strict=True):
-        if not asked.any():
+    for group, in_group in zip(task.groups, by_group, strict=True):
+        if not in_group.any():
             raise ValueError(
                 f"no question of {group} {task.group_name} in {len(indices)} sequences; take more"
             )
     return TaskCounts(
         groups=task.groups,
-        right=np.stack([(right & asked).sum(axis=1) for asked in by_group], axis=1),
-        questions=np.stack([asked.sum(axis=1) for asked in by_group], axis=1),
-        guess=np.array([guessed[asked].mean() for asked in by_group]),
+        right=np.stack([(right & in_group).sum(axis=1) for in_group in by_group], axis=1),
+        questions=np.stack([in_group.sum(axis=1) for in_group in by_group], axis=1),
+        guess=np.array([guessed[in_group].mean() for in_group in by_group]),
     )
 
 
-def _answered(
+def _model_answers(
     logits_at: LogitsAt, task: Task, tokens: np.ndarray, device: torch.device
 ) -> np.ndarray:
-    """The answer a model finds most likely at each question, all earlier answers in view."""
+    """The most likely answer to each question, given the right answers to earlier questions."""
     positions = torch.from_numpy(task.answer_positions() - 1).to(device)
     inputs = torch.from_numpy(tokens[:, :-1]).to(device)
     logits = logits_at(inputs, positions=positions)

@@ -32,7 +32,7 @@ class TaskResult(Result):
 
     task: str
     group_name: str
-    """What the number of a group counts."""
+    """The unit that group numbers count, such as hops."""
     accuracy_by_group: tuple[GroupAccuracy, ...]
 
 
@@ -41,8 +41,8 @@ def sequence_details(
 ) -> str:
     """The content of a detail file: a line for each sequence, with counts by group."""
     lines = [
-        json.dumps({"sequence": number, "right": of_sequence, "questions": asked})
-        for number, (of_sequence, asked) in enumerate(
+        json.dumps({"sequence": number, "right": num_right, "questions": num_questions})
+        for number, (num_right, num_questions) in enumerate(
             zip(right.tolist(), questions.tolist(), strict=True)
         )
     ]
@@ -50,7 +50,7 @@ def sequence_details(
 
 
 def read_task_units(folder: Path, result: TaskResult) -> RatioUnits:
-    """The sequences of a result, for a comparison."""
+    """Read the sequences of a result, which a comparison resamples."""
     num_questions = sum(part.questions for part in result.accuracy_by_group)
     return read_sequences(folder, TASK, num_questions, result.provenance)
 
@@ -58,7 +58,7 @@ def read_task_units(folder: Path, result: TaskResult) -> RatioUnits:
 def read_sequences(
     folder: Path, measure: str, num_questions: int, provenance: Provenance
 ) -> RatioUnits:
-    """Units from the detail file of a measure; their questions must add up to the result's."""
+    """Read units from a measure's detail file; their questions must add up to `num_questions`."""
     right, questions = [], []
     for number, line in detail_lines(MEASURES[measure].details_in(folder)):
         try:
@@ -67,7 +67,7 @@ def read_sequences(
         except (KeyError, TypeError) as error:
             raise ValueError(f"line {number}: {one_line(error)}") from None
     if sum(questions) != num_questions or num_questions <= 0 or len(questions) < 2:
-        raise ValueError("its sequences are others")
+        raise ValueError("its sequences are not those of the result")
     return sequence_units(
         measure,
         np.array(right),
@@ -85,6 +85,6 @@ def sequence_units(
     data: str | None,
     compute_dtype: str | None,
 ) -> RatioUnits:
-    """Units of an accuracy on some data."""
+    """The units of an accuracy, with the settings that a comparison checks."""
     settings = {"data": data, "compute_dtype": compute_dtype}
     return RatioUnits(settings, measure, "sequences", right, questions)

@@ -1,8 +1,8 @@
-"""Scores unit by unit: what a comparison resamples, read from the details of a result.
+"""Units: the documents, sequences or examples that a comparison resamples.
 
-A unit is a document, a sequence or an example. Runs are compared on the same units, so each measure
-says how to read the units of a run, whether two runs have the same units, and how the units of
-several runs become scores.
+The score of each unit is read from the details of a result. Runs are compared on the same units.
+Each measure therefore defines how to read the units of a run, whether two runs have the same units,
+and how to compute scores from the units of several runs.
 """
 
 import json
@@ -36,14 +36,14 @@ class Units(ABC, Generic[U]):
     @classmethod
     @abstractmethod
     def scores(cls, runs: Sequence[U], *, seed: int) -> dict[str, Scores]:
-        """By name, the scores of several runs, resampled alike for all."""
+        """The scores of several runs, by name; all runs are resampled in the same way."""
 
     def mismatch(self, first: U) -> str | None:
-        """Why units cannot be paired with those of the first run, as words before its path."""
+        """Why the units differ from those of the first run; the message ends before its path."""
         return None
 
     def warnings(self) -> Iterator[str]:
-        """What limits a comparison on these units."""
+        """Warnings about comparisons on these units."""
         return iter(())
 
     @classmethod
@@ -64,13 +64,13 @@ class RatioUnits(Units["RatioUnits"]):
     score: str
     """The name of the score."""
     unit: str
-    """In words, in the plural."""
+    """The plural noun for the units, used in messages."""
     numerators: Float[np.ndarray, " units"] | Int[np.ndarray, " units"]
     denominators: Int[np.ndarray, " units"]
 
     @classmethod
     def scores(cls, runs: Sequence["RatioUnits"], *, seed: int) -> dict[str, Scores]:
-        """Sum over sum of every run, and the same in resamples of the units."""
+        """The ratio of the sums of every run, for all units and for resampled units."""
         numerators = np.stack([units.numerators for units in runs], axis=1)
         denominators = np.stack([units.denominators for units in runs], axis=1)
         points = numerators.sum(axis=0) / denominators.sum(axis=0)
@@ -78,14 +78,14 @@ class RatioUnits(Units["RatioUnits"]):
         return {runs[0].score: Scores(points, drawn)}
 
     def mismatch(self, first: "RatioUnits") -> str | None:
-        """Units with other denominators are other units."""
+        """Units match if their denominators are equal."""
         if np.array_equal(self.denominators, first.denominators):
             return None
         return f"its {self.unit} are not those of"
 
 
 class ReadUnits(Protocol[R_contra]):
-    """Reads the units of a result from its folder; details that do not fit are a `ValueError`."""
+    """Reads the units of a result; raises `ValueError` if the details do not fit the result."""
 
     def __call__(self, folder: Path, result: R_contra) -> Units[Any]:
         """`folder` holds the result file and its details."""
@@ -93,7 +93,7 @@ class ReadUnits(Protocol[R_contra]):
 
 
 def detail_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """The JSON of every line of a detail file, numbered from 1."""
+    """Parse every line of a detail file as JSON; lines are numbered from 1."""
     if not path.is_file():
         raise ValueError("missing")
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
@@ -104,7 +104,7 @@ def detail_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def finite(value: Any) -> float:
-    """A number of a detail file."""
+    """Check that a value of a detail file is a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise TypeError(f"{value!r} is no number")
     return float(value)

@@ -1,6 +1,6 @@
 """From results to a report: the compared models, the findings, and the source of every number."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from mixerloop import paper
 from mixerloop.evaluation.comparison_result import Comparison
@@ -28,15 +28,26 @@ MATCHED = {
 }
 
 
+PartSection = Callable[[PartResults], Iterable[Element]]
+"""A section about one part of a study; no elements, no section."""
+PART_SECTIONS: dict[str, PartSection] = {}
+"""By title, in the order of the page."""
+
+
+def register_section(title: str, section: PartSection) -> None:
+    """Add a section to the report of every part."""
+    if title in PART_SECTIONS:
+        raise ValueError(f"the report has a section '{title}' already")
+    PART_SECTIONS[title] = section
+
+
 def build_report(study: StudyResults) -> Report:
     """A report with findings, results, transport, prefill, the paper's figures and provenance."""
     sections = [Section("What was found", [Findings(findings(study)), *_unfinished(study)])]
     for part in study.parts:
-        if part.arms:
-            sections.append(Section(f"{part.name}: compared", list(_compared(part))))
-            sections.append(Section(f"{part.name}: results", list(results(part))))
-            if elements := list(transport(part)):
-                sections.append(Section(f"{part.name}: what each pass does", elements))
+        for title, section in PART_SECTIONS.items():
+            if part.arms and (elements := list(section(part))):
+                sections.append(Section(f"{part.name}: {title}", elements))
     for number, (of, times) in enumerate(study.prefills.items(), start=1):
         sections.append(Section(f"{of}prefill".capitalize(), _prefill(times, number)))
     sections.append(Section("The paper's figures", _paper()))
@@ -168,3 +179,8 @@ def _paper() -> list[Element]:
         ),
         Table("The paper's", columns, rows),
     ]
+
+
+register_section("compared", _compared)
+register_section("results", results)
+register_section("what each pass does", transport)

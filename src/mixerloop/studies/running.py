@@ -36,7 +36,7 @@ SHOWN_SECONDS = 1  # between the lines of progress of cells that run side by sid
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedCell:
+class PendingCell:
     """A cell that will be run, unless it is done."""
 
     cell: Cell
@@ -61,7 +61,7 @@ class PlannedStudy:
     """A study before anything is written or trained."""
 
     plan: Plan
-    cells: tuple[PlannedCell, ...]
+    cells: tuple[PendingCell, ...]
     """All cells of the study, or the picked cells."""
     picked: bool
     """Whether cells were picked; no report is written then."""
@@ -125,7 +125,7 @@ def plan_study(
     planned = PlannedStudy(
         plan=plan,
         cells=tuple(
-            PlannedCell(cell=cell, state=state, expected_seconds=None)
+            PendingCell(cell=cell, state=state, expected_seconds=None)
             for cell, state in zip(chosen, states, strict=True)
         ),
         picked=cells is not None,

@@ -5,24 +5,24 @@ from dataclasses import dataclass
 
 from mixerloop.config import TrainConfig
 
-LARGEST_STEPS = 2**53  # beyond it not every step is a number of its own
+LARGEST_STEPS = 2**53  # a float64 represents every integer up to here
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Updates, or seconds; the other is None."""
+    """A limit in updates or in seconds; the unused limit is None."""
 
     steps: int | None
     seconds: float | None
 
     def is_spent(self, step: int, seconds: float) -> bool:
-        """Whether a run that made `step` updates in `seconds` is at its end."""
+        """Whether a run that has made `step` updates in `seconds` has used its budget."""
         if self.steps is not None:
             return step >= self.steps
         return seconds >= self._seconds
 
     def warmup_steps(self, wanted: int, total_steps: float) -> float:
-        """The warm-up; of a budget that is too short for it, the first half."""
+        """The updates of the warm-up, cut to half of a budget that is too short for `wanted`."""
         if self.steps is not None and wanted <= self.steps:
             return wanted
         return min(wanted, total_steps / 2)
@@ -30,8 +30,8 @@ class Budget:
     def total_steps(self, step: int, seconds: float) -> float:
         """The updates the run will have made at its end.
 
-        With a budget in seconds that is what the mean speed so far promises; it comes to `step`
-        itself when the time is up, so that the learning rate still ends at zero.
+        With a budget in seconds this is an estimate from the mean speed of the run until now. The
+        estimate equals `step` when the time is up, so the learning rate still ends at zero.
         """
         if self.steps is not None:
             return self.steps
@@ -44,7 +44,7 @@ class Budget:
 
 
 def budget_of(config: TrainConfig, *, tokens_per_step: int, flops_per_token: float) -> Budget:
-    """The updates a budget in tokens or FLOPs pays for, the last one included if it is begun."""
+    """The budget of a config; tokens and FLOPs are rounded up to whole updates."""
     if config.seconds is not None:
         return Budget(steps=None, seconds=config.seconds)
     steps = config.steps

@@ -1,12 +1,12 @@
-"""A run's position on disk: weights, optimizer state, and the step that fixes everything else.
+"""Checkpoints on disk: weights, optimizer state, and the step that fixes everything else.
 
-    step-N/model.safetensors    all weights, whatever the ranks
-    step-N/optimizer/           AdamW's two moments of every weight that has had a gradient, by name
+    step-N/model.safetensors    all weights, for any number of ranks
+    step-N/optimizer/           AdamW's two moments of each weight that has had a gradient, by name
     step-N/position.json        step, seconds, budget
 
-The order of data and whatever is drawn at random are functions of seed and step, so the step is the
-state of both. Under FSDP each rank writes its own part of the optimizer's state, as a PyTorch
-distributed checkpoint in safetensors, and any number of ranks can read it.
+The order of data and all random numbers are functions of seed and step, so a checkpoint stores only
+the step for both. Under FSDP each rank writes its own part of the optimizer's state, as a PyTorch
+distributed checkpoint in safetensors. Any number of ranks can read the parts.
 """
 
 import shutil
@@ -51,7 +51,10 @@ def save(
     tokenizer: Path | None,
     ranks: Ranks,
 ) -> Path:
-    """Write a checkpoint; every rank takes part, and the first one names it when all is there."""
+    """Write a checkpoint; every rank calls this.
+
+    The first rank gives the folder its final name when all files are complete.
+    """
     weights = {name: whole(tensor.detach()) for name, tensor in model.state_dict().items()}
     moments = {} if optimizer is None else optimizer_tensors(model, optimizer, position.step)
     folder = runs.checkpoint_folder(run, position.step)
@@ -76,18 +79,18 @@ def save(
 
 
 def restore(folder: Path, model: LoopedLM, optimizer: Optimizer) -> Position:
-    """Give the optimizer the state it had; the weights are the model's own already."""
+    """Load the optimizer's state and return the position; the model has its weights already."""
     position = read_position(folder)
     if position.step == 0:
         return position
     reader = HuggingFaceStorageReader(str(folder / OPTIMIZER))
     with warnings.catch_warnings(), _named(folder / OPTIMIZER, "cannot be read"):
-        # one process may read what several have written
+        # one process may read the parts that several ranks have written
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         stored = reader.read_metadata().state_dict_metadata.keys()
         for name, parameter in model.named_parameters():
             if any(f"{moment}.{name}" in stored for moment in MOMENTS):
-                # as many steps as the run, but for weights that had their first gradient later
+                # load() reads a stored count: that of a weight whose first gradient came late
                 steps = -1.0 if f"{STEPS}.{name}" in stored else float(position.step)
                 optimizer.state[parameter] = {
                     STEPS: torch.tensor(steps, device=parameter.device),
@@ -100,8 +103,8 @@ def restore(folder: Path, model: LoopedLM, optimizer: Optimizer) -> Position:
 def optimizer_tensors(model: LoopedLM, optimizer: Optimizer, step: int) -> dict[str, Tensor]:
     """The optimizer's state under the names of the weights.
 
-    That is two running means of every weight that has had a gradient, and the number of its
-    updates where that is not the run's.
+    The state of a weight is two running means, once the weight has had a gradient. The number of
+    its updates is included where it differs from the run's number of steps.
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
@@ -114,7 +117,7 @@ def optimizer_tensors(model: LoopedLM, optimizer: Optimizer, step: int) -> dict[
 
 
 def prune(run: Path, *, keep_last: int, keep_every: int | None) -> None:
-    """Remove checkpoints that are neither among the newest nor at a step to keep."""
+    """Remove all checkpoints but the newest `keep_last` and those at multiples of `keep_every`."""
     steps = sorted(runs.checkpoints(run))
     for step in steps[:-keep_last]:
         if keep_every is None or step % keep_every:
@@ -126,7 +129,7 @@ def _in_parts(moments: dict[str, Tensor]) -> bool:
 
 
 def _save_parts(moments: dict[str, Tensor], folder: Path) -> None:
-    """Each rank writes what it holds."""
+    """Write this rank's shards of the moments; does nothing where they are not sharded."""
     if _in_parts(moments):
         writer = HuggingFaceStorageWriter(str(folder / OPTIMIZER), save_distributed=True)
         with _named(folder / OPTIMIZER, "cannot be written"):
@@ -135,7 +138,7 @@ def _save_parts(moments: dict[str, Tensor], folder: Path) -> None:
 
 @contextmanager
 def _named(folder: Path, problem: str) -> Iterator[None]:
-    """What goes wrong inside is a refusal that names the folder and the first rank's reason."""
+    """Turn errors of the block into a ValueError with the folder and the first failed rank."""
     try:
         yield
     except CheckpointException as error:

@@ -1,7 +1,7 @@
-"""How many threads to compute with, beside other programs.
+"""How many threads to compute with while other programs use the machine.
 
-Threads that share a core with a busy neighbour keep all others waiting at every barrier. A run uses
-as many as the neighbours leave cores free, and takes the rest back when the neighbours are gone.
+A thread that shares a core with another busy program makes all other threads wait at every barrier.
+A run therefore uses one thread for each free core, and more threads when more cores become free.
 """
 
 import time
@@ -14,7 +14,7 @@ LOOK_SECONDS = 0.5
 
 
 class CoreShare:
-    """Sets the number of torch's threads to that of the cores others leave free, if it may."""
+    """Sets torch's number of threads to the number of free cores, if `follows` is true."""
 
     def __init__(self, *, follows: bool) -> None:
         self.most = torch.get_num_threads()
@@ -22,7 +22,7 @@ class CoreShare:
         self._neighbours, self._looked_at = machine.Neighbours(), time.monotonic()
 
     def follow(self) -> None:
-        """Look at the neighbours, at most twice a second, and use what is free."""
+        """Measure the load of other programs, at most twice a second, and set the threads."""
         now = time.monotonic()
         if not self._follows or now - self._looked_at < LOOK_SECONDS:
             return
@@ -32,14 +32,13 @@ class CoreShare:
             torch.set_num_threads(threads_beside(busy, self.most, machine.num_cores()))
 
     def __enter__(self) -> "CoreShare":
-        """Begin to follow."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the caller its threads back."""
+        """Restore the number of threads the caller had."""
         torch.set_num_threads(self.most)
 
 
 def threads_beside(busy: float, most: int, cores: int) -> int:
-    """Threads for cores of which others keep `busy` busy: at least one, at most `most`."""
+    """One thread for each core that is not among the `busy`: at least one, at most `most`."""
     return max(1, min(most, round(cores - busy)))

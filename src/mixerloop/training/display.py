@@ -1,4 +1,4 @@
-"""The progress of a session of training, on the terminal or in a log."""
+"""The progress of a training session, on the terminal or in a log."""
 
 from mixerloop.progress_line import ProgressLine, duration
 from mixerloop.training.metrics import Metrics, Timing
@@ -6,23 +6,23 @@ from mixerloop.training.trainer import Trainer
 
 
 def show_training(trainer: Trainer) -> "TrainingLine":
-    """Say what is trained, and make the watcher that shows its steps."""
+    """Print the size and settings of a run, and make the watcher that shows its steps."""
     train, steps = trainer.train_config, trainer.budget.steps
     line = TrainingLine(steps)
-    of = ""
+    length = ""
     if steps is not None:
         warmup = trainer.budget.warmup_steps(train.warmup_steps, steps)
-        of = f" of {steps:,}, the first {warmup:,.0f} a warm-up"
+        length = f" of {steps:,}, the first {warmup:,.0f} a warm-up"
     line.say(
         f"{trainer.run}: {trainer.num_parameters:,} parameters, {trainer.model.form} "
         f"rule in {train.compute_dtype}, {trainer.tokens_per_step:,} tokens a step, from step "
-        f"{trainer.step:,}{of}"
+        f"{trainer.step:,}{length}"
     )
     return line
 
 
 class TrainingLine:
-    """The progress line of a session."""
+    """A watcher that shows the latest step on one line, which it overwrites."""
 
     def __init__(self, total_steps: int | None) -> None:
         self._total = f"/{total_steps:,}" if total_steps else ""
@@ -34,7 +34,7 @@ class TrainingLine:
         self._line.say(text)
 
     def step(self, metrics: Metrics, timing: Timing) -> None:
-        """Show a step."""
+        """Show a step, with the last validation NLL there was."""
         if metrics.held_out_nll is not None:
             self._held_out = f"  held-out {metrics.held_out_nll:.4f}"
         self._line.show(
@@ -44,8 +44,8 @@ class TrainingLine:
         )
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Nothing to do: every step is shown at once."""
 
     def close(self) -> None:
-        """End the line."""
+        """End the progress line, so that later output starts on a new line."""
         self._line.close()

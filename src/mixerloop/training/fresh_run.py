@@ -16,7 +16,7 @@ from mixerloop.parsing import one_of
 
 @dataclass(frozen=True, kw_only=True)
 class FreshRun:
-    """A run that was made without training."""
+    """Facts of a run that `init_run` has made."""
 
     run: Path
     parameters: int
@@ -27,7 +27,7 @@ class FreshRun:
     has_tokenizer: bool
 
     def to_json(self) -> dict[str, Any]:
-        """What `mixerloop init --json` prints."""
+        """The object that `mixerloop init --json` prints."""
         return {
             "run": str(self.run),
             "parameters": self.parameters,
@@ -46,7 +46,7 @@ def init_run(
     tokenizer: Path | str | None = None,
     seed: int = 1337,
 ) -> FreshRun:
-    """Draw the weights of a preset or of a config file, and save them as a run."""
+    """Draw fresh weights for a preset or a config file, and save them as a run."""
     out = Path(out)
     run_config = config.preset_or_file(size)
     if schedule is not None:

@@ -1,4 +1,4 @@
-"""How many operations this machine does in plain matrix products: the limit training is held to."""
+"""The speed of plain matrix products on this machine: the limit that training is compared with."""
 
 import time
 
@@ -10,21 +10,22 @@ from mixerloop.model.looped_lm import LoopedLM
 ROUND_SECONDS = 0.03
 MOST_SECONDS = 0.6
 STEADY_ROUNDS = 5
-"""The rate is steady when this many rounds have brought no better one."""
-BETTER = 1.02
+"""The rate is steady when this many rounds in a row have not been faster than the best round."""
+BETTER = 1.02  # a round is faster if its rate is more than this many times the best rate
 LARGEST_TOKENS = 4096
 
 
 def gemm_rate(
     model: LoopedLM, *, tokens: int, compute_dtype: ComputeDtype, device: torch.device
 ) -> float:
-    """Operations a second of a product with the largest matrix of a layer, undisturbed.
+    """Operations per second of a product with the largest matrix of a layer.
 
-    The best of short rounds, until none is better: a neighbour makes rounds slower, none faster.
+    Short rounds are timed until the rate is steady, and the best round counts: other programs make
+    a round slower and never faster.
     """
     dtype = torch.bfloat16 if compute_dtype == "bfloat16" else torch.float32
     tokens = min(tokens, LARGEST_TOKENS)
-    matrices = [one.shape for one in model.layers[0].parameters() if one.ndim == 2]
+    matrices = [weight.shape for weight in model.layers[0].parameters() if weight.ndim == 2]
     width_out, width_in = max(matrices, key=lambda shape: shape.numel())
     x = torch.ones(tokens, width_in, dtype=dtype, device=device)
     weight = torch.ones(width_in, width_out, dtype=dtype, device=device)
@@ -39,7 +40,7 @@ def gemm_rate(
 
 
 def _seconds_per_product(x: torch.Tensor, weight: torch.Tensor) -> float:
-    """The mean over one round."""
+    """The mean time of a product over one round of `ROUND_SECONDS`."""
     products, began = 0, time.perf_counter()
     while products == 0 or time.perf_counter() - began < ROUND_SECONDS:
         torch.mm(x, weight)

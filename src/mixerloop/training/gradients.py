@@ -14,7 +14,7 @@ from mixerloop.training.parallel import ParallelLoss, Ranks, whole
 
 @dataclass(frozen=True, kw_only=True)
 class Computation:
-    """How a rank works through its share of a batch; none of it changes what is computed."""
+    """How a rank computes its share of a batch; the gradient depends on it by rounding only."""
 
     micro_batch: int
     compute_dtype: ComputeDtype
@@ -24,9 +24,9 @@ class Computation:
 def accumulate(
     summed_loss: ParallelLoss, batch: Batch, computation: Computation
 ) -> tuple[float, int]:
-    """Leave the gradient of the mean loss over all ranks' scored tokens in the parameters.
+    """Add the gradient of the mean loss over the scored tokens of all ranks to the parameters.
 
-    Returns this rank's summed loss and the number of tokens all ranks score.
+    Returns this rank's summed loss and the number of scored tokens of all ranks.
     """
     micro_batch, ranks = computation.micro_batch, computation.ranks
     (num_scored,) = ranks.total(int((batch.labels != NOT_SCORED).sum()))
@@ -36,16 +36,16 @@ def accumulate(
         for x in (batch.inputs, batch.labels)
     )
     summed = torch.zeros((), dtype=torch.float64, device=ranks.device)
-    for at in range(0, len(inputs), micro_batch):
-        here = slice(at, at + micro_batch)
-        with summed_loss.sharing(now=here.stop >= len(inputs)):
+    for start in range(0, len(inputs), micro_batch):
+        rows = slice(start, start + micro_batch)
+        with summed_loss.sharing(now=rows.stop >= len(inputs)):
             with compute_in(computation.compute_dtype, ranks.device.type):
-                loss = summed_loss(inputs[here], labels[here])
+                loss = summed_loss(inputs[rows], labels[rows])
             (loss * scale).backward()
         summed += loss.detach()
     return float(summed), int(num_scored)
 
 
 def clip(parameters: list[nn.Parameter], largest: float) -> float:
-    """Scale the gradient down to a norm of at most `largest`; returns the norm it had."""
+    """Scale the gradient down to a norm of at most `largest`; returns the norm before scaling."""
     return float(whole(nn.utils.clip_grad_norm_(parameters, largest)))

@@ -1,4 +1,4 @@
-"""The model with its loss: what is trained, and what the held-out NLL is measured with."""
+"""The model with its loss, as training and the validation NLL compute it."""
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -10,9 +10,9 @@ from mixerloop.ops.sliced_cross_entropy import NOT_SCORED
 class SummedLoss(nn.Module):
     """The summed loss of the scored tokens.
 
-    In training mode it has the auxiliary losses of sublayers and pass rules in it, in evaluation
-    mode the NLL alone. An auxiliary loss is a mean over tokens, so it counts once for each scored
-    token: batches that are cut into smaller ones weigh it alike.
+    In training mode the loss includes the auxiliary losses of sublayers and pass rules. In
+    evaluation mode it is the NLL alone. An auxiliary loss is a mean over tokens. It is multiplied
+    by the number of scored tokens, so its weight does not depend on how a batch is cut.
     """
 
     def __init__(self, model: LoopedLM, *, recompute: bool = False) -> None:
@@ -22,7 +22,7 @@ class SummedLoss(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "batch seq"], labels: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, ""]:
-        """Nats, summed."""
+        """The loss in nats, summed over the scored tokens of these windows."""
         model = self.model
         recompute = self.recompute and self.training
         walked = model.walk(model.embed(tokens), model.schedule, recompute=recompute)

@@ -6,7 +6,7 @@ import math
 def learning_rate(step: int, *, peak: float, warmup_steps: float, total_steps: float) -> float:
     """The rate of update `step`, counted from 0.
 
-    The last update of the warm-up is the first at the peak; from `total_steps` on it is zero.
+    The last update of the warm-up is the first at the peak. The rate is zero from `total_steps` on.
     """
     if not 0 <= warmup_steps <= total_steps:
         raise ValueError(f"{warmup_steps} warm-up steps do not fit into {total_steps} steps")

@@ -1,7 +1,7 @@
-"""What a run says about each step, and to whom: JSON lines, TensorBoard, Weights & Biases.
+"""The metrics of each step, and where they are written: JSON lines, TensorBoard, Weights & Biases.
 
-`metrics.jsonl` holds what the run computed and is the same, byte for byte, however often the run
-was stopped and resumed; `timing.jsonl` holds how fast it went, which no two runs share.
+`metrics.jsonl` holds computed values. Its bytes do not depend on how often the run was stopped and
+resumed. `timing.jsonl` holds the speed of each step, which differs from run to run.
 """
 
 import json
@@ -13,62 +13,62 @@ from typing import Any, Protocol
 from mixerloop import runs
 from mixerloop.files import write_file
 
-FLUSH_SECONDS = 30  # how long TensorBoard may wait for new points
+FLUSH_SECONDS = 30  # new points reach TensorBoard after at most this time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """What one step computed."""
+    """Values computed by one step; the same in every repetition of a run."""
 
     step: int
-    """Updates made so far, this one included."""
+    """Number of updates, this step included."""
     tokens: int
-    """Tokens trained on so far."""
+    """Tokens trained on from step 0, this step included."""
     flops: float
-    """Operations spent so far, forward and backward, loops counted."""
+    """Operations from step 0, forward and backward, loops counted."""
     loss: float
     """Mean loss of the step's batch, before its update."""
     grad_norm: float
-    """Before clipping."""
+    """Norm of the gradient before clipping."""
     learning_rate: float
     held_out_nll: float | None
-    """The validation NLL after the update; only at steps that measure it."""
+    """The validation NLL after the update; None at steps that do not measure it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """How fast one step was."""
+    """The speed of one step."""
 
     step: int
     seconds: float
-    """Of this step alone."""
+    """Duration of this step alone."""
     tokens_per_second: float
     gemm_share: float
     """Operations per second over those of a plain matrix product on the same machine."""
     seconds_left: float
-    """Until the budget is spent, at the mean speed so far."""
+    """Estimated time until the budget is spent, from the mean speed of all steps."""
     threads: int
-    """Torch's, on the first rank; fewer while other programs keep cores busy."""
+    """Torch's threads on the first rank; fewer while other programs keep cores busy."""
 
 
 class Watcher(Protocol):
-    """Whoever wants to know."""
+    """Receives the metrics of every step of a session: a file, a chart or a progress line."""
 
     def step(self, metrics: Metrics, timing: Timing) -> None:
-        """A step has been made."""
+        """Take the metrics of a step that has been made."""
         ...
 
     def flush(self) -> None:
-        """A checkpoint will be written: what was said so far must be on the disk."""
+        """Write all steps received to the disk; called before a checkpoint is written."""
         ...
 
     def close(self) -> None:
-        """There will be no more."""
+        """Release files and connections; no step follows."""
         ...
 
 
 class JsonLines:
-    """`metrics.jsonl` and `timing.jsonl`."""
+    """Writes `metrics.jsonl` and `timing.jsonl`; lines after step `start` are removed first."""
 
     def __init__(self, run: Path, *, start: int) -> None:
         for name in (runs.METRICS, runs.TIMING):
@@ -77,25 +77,25 @@ class JsonLines:
         self._timing = (run / runs.TIMING).open("a", encoding="utf-8")
 
     def step(self, metrics: Metrics, timing: Timing) -> None:
-        """One line each."""
+        """Append one line to each file."""
         for file, record in ((self._metrics, metrics), (self._timing, timing)):
             present = {key: value for key, value in vars(record).items() if value is not None}
             file.write(json.dumps(present, allow_nan=False) + "\n")
             file.flush()
 
     def flush(self) -> None:
-        """Wait for the disk."""
+        """Wait until the lines are on the disk."""
         for file in (self._metrics, self._timing):
             os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Close both files."""
+        """Close the two files."""
         self._metrics.close()
         self._timing.close()
 
 
 class TensorBoard:
-    """Event files; points after the step a run is resumed from are hidden by TensorBoard."""
+    """Writes event files; TensorBoard hides points after the step a run is resumed from."""
 
     def __init__(self, run: Path, *, start: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -107,21 +107,21 @@ class TensorBoard:
         )
 
     def step(self, metrics: Metrics, timing: Timing) -> None:
-        """One point in each chart."""
+        """Add a point to each chart."""
         for name, value in _charts(metrics, timing).items():
             self._writer.add_scalar(name, value, metrics.step)
 
     def flush(self) -> None:
-        """Write what is waiting."""
+        """Write buffered points to the event file."""
         self._writer.flush()
 
     def close(self) -> None:
-        """Write what is waiting, and end."""
+        """Write buffered points and close the event file."""
         self._writer.close()
 
 
 class WeightsAndBiases:
-    """A run of the same name at Weights & Biases; `WANDB_MODE=offline` keeps it on the disk."""
+    """Logs to a Weights & Biases run of the same name; `WANDB_MODE=offline` logs to the disk."""
 
     def __init__(self, run: Path, *, project: str, identity: str, config: dict[str, Any]) -> None:
         import wandb
@@ -140,19 +140,19 @@ class WeightsAndBiases:
             raise ValueError(f"train.wandb = {project}: {error}") from None
 
     def step(self, metrics: Metrics, timing: Timing) -> None:
-        """One point in each chart."""
+        """Add a point to each chart."""
         self._run.log(_charts(metrics, timing), step=metrics.step, commit=True)
 
     def flush(self) -> None:
-        """It sends by itself."""
+        """Nothing to do: wandb sends points by itself."""
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining points and end the Weights & Biases run."""
         self._run.finish()
 
 
 def last_line(path: Path, *, having: str = "step") -> dict[str, Any]:
-    """The last record that has a key, or nothing."""
+    """The last record of a file that has the key `having`, or an empty record."""
     for line in reversed(_whole_lines(path)):
         if having in (record := _record(path, line)):
             return record
@@ -160,14 +160,14 @@ def last_line(path: Path, *, having: str = "step") -> dict[str, Any]:
 
 
 def cut_back(path: Path, step: int) -> None:
-    """Keep the records up to a step: what came after it will be done again."""
+    """Remove the records after a step: a resumed run writes them again."""
     if path.exists():
-        kept = [line for line in _whole_lines(path) if _record(path, line)["step"] <= step]
-        write_file(path, "".join(kept))
+        lines = [line for line in _whole_lines(path) if _record(path, line)["step"] <= step]
+        write_file(path, "".join(lines))
 
 
 def _whole_lines(path: Path) -> list[str]:
-    """The lines of a file that grows; a last one cut off by a kill is left out."""
+    """The complete lines of a file; a last line cut off by a kill is left out."""
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)

@@ -10,10 +10,10 @@ EPS = 1e-8
 
 
 def decays(model: LoopedLM) -> dict[str, bool]:
-    """For each parameter, whether it decays.
+    """Whether weight decay applies, for each parameter by name.
 
-    Matrices, filters, the embedding and, as in the authors' code, the table of the learned residual
-    do. Norms, decay rates and time steps do not.
+    Weight decay applies to matrices, filters, the embedding and, as in the authors' code, the table
+    of the learned residual. It does not apply to norms, decay rates and time steps.
     """
     return {name: parameter.ndim >= 2 for name, parameter in model.named_parameters()}
 
@@ -38,12 +38,12 @@ def make_optimizer(model: LoopedLM, *, peak_lr: float, weight_decay: float) -> A
 
 
 def hold_what_never_runs(model: LoopedLM) -> None:
-    """Leave alone the weights of sublayers, and of passes, that are not in the schedule."""
-    runs = {(occurrence.layer, occurrence.sublayer) for occurrence in model.schedule}
+    """Freeze the weights of sublayers and pass rules that the schedule never runs."""
+    scheduled = {(occurrence.layer, occurrence.sublayer) for occurrence in model.schedule}
     for index, layer in enumerate(model.layers):
         for name, parameter in layer.named_parameters():
             sublayer = "mixer" if name.startswith("mixer") else "ffn"
-            parameter.requires_grad_((index, sublayer) in runs)
+            parameter.requires_grad_((index, sublayer) in scheduled)
     for rule in model.pass_rules:
-        runs_once = any(rule.passes.closes(occurrence) for occurrence in model.schedule)
-        rule.requires_grad_(runs_once)
+        is_used = any(rule.passes.closes(occurrence) for occurrence in model.schedule)
+        rule.requires_grad_(is_used)

@@ -1,4 +1,4 @@
-"""One process or many: the ranks of a run, and the loss as they compute it together.
+"""One process or many: the ranks of a run, and the loss that they compute together.
 
 `torchrun` starts the processes and gives each its rank in the environment; without it there is one
 process. Gloo carries messages between CPUs, NCCL between GPUs. DDP gives every rank all weights and
@@ -85,7 +85,7 @@ def joined(device: Device) -> Iterator[Ranks]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor whose shards are gathered on every rank."""
+    """The full tensor on every rank; the shards of a DTensor are gathered."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -110,7 +110,8 @@ class ParallelLoss:
                 fully_shard(layer.ffn, mesh=mesh)
             fully_shard(loss, mesh=mesh)
         else:
-            sublayers = [one for layer in loss.model.layers for one in (layer.mixer, layer.ffn)]
+            layers = loss.model.layers
+            sublayers = [sublayer for layer in layers for sublayer in (layer.mixer, layer.ffn)]
             self.module = DistributedDataParallel(
                 loss.to(ranks.device),
                 gradient_as_bucket_view=True,
@@ -123,21 +124,23 @@ class ParallelLoss:
         return self.module(tokens, labels)
 
     def _settle_buckets(self, device: torch.device) -> None:
-        """Let DDP arrange its buckets before the first step that counts.
+        """Let DDP arrange its buckets before the first training step.
 
-        It does so after the first backward of a process, and sums over three ranks or more depend
-        on the arrangement; the first step after a resume would differ from the same step without.
+        DDP arranges them after the first backward of a process, and sums over three ranks or more
+        depend on the arrangement. Without this, the first step after a resume would differ from
+        the same step of a run that was never stopped.
         """
-        one = torch.zeros(1, 2, dtype=torch.int64, device=device)
+        tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
         for _ in range(2):
-            self.module(one, one).backward()
+            self.module(tokens, tokens).backward()
         self.module.zero_grad()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Inside, nothing is kept for a backward.
+        """Compute in evaluation mode and without gradients inside the block.
 
-        FSDP leaves the outermost weights put together until the backward; there will be none.
+        FSDP keeps the outermost weights gathered until a backward. The block has no backward, so
+        the weights are sharded again at its end.
         """
         self.module.eval()
         try:
@@ -149,7 +152,7 @@ class ParallelLoss:
                 self.module.reshard()
 
     def sharing(self, now: bool) -> AbstractContextManager[object]:
-        """Inside, gradients are averaged over the ranks now, or kept here for a later backward."""
+        """In the block, a backward averages gradients over the ranks if `now`, else only adds."""
         if isinstance(self.module, FSDPModule):
             self.module.set_requires_gradient_sync(now)
         elif isinstance(self.module, DistributedDataParallel) and not now:

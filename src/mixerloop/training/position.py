@@ -1,4 +1,4 @@
-"""Where a run stands: the small file beside the tensors of a checkpoint."""
+"""The position of a run: the small file beside the tensors of a checkpoint."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,25 +11,25 @@ POSITION = "position.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """A point of a run, from which everything after it follows."""
+    """Everything but the tensors that a run needs to be resumed exactly."""
 
     step: int
-    """Updates made; with the seed it fixes the next batch and whatever is drawn at random."""
+    """Updates made; step and seed determine the next batch and all random numbers."""
     seed: int
     seconds: float
     """Time spent training, over all sessions."""
     total_steps: int | None
-    """Updates the budget pays for; none for a budget in seconds."""
+    """Updates the budget pays for; None for a budget in seconds."""
     finished: bool
 
 
 def write_position(folder: Path, position: Position) -> None:
-    """Put a position beside the tensors it belongs to."""
+    """Write `position.json` into the folder of a checkpoint."""
     write_file(folder / POSITION, json_text(asdict(position)))
 
 
 def read_position(folder: Path) -> Position:
-    """The position of a checkpoint."""
+    """Read the position of a checkpoint strictly."""
     path = folder / POSITION
     if not path.is_file():
         raise ValueError(f"{folder}: no {POSITION}; this checkpoint was not written by training")

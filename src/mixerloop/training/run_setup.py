@@ -1,4 +1,4 @@
-"""Begin a run, or take one up again."""
+"""Create the folder of a new run, and check the config and data of a resumed run."""
 
 import dataclasses
 import importlib.util
@@ -25,20 +25,20 @@ from mixerloop.training.trainer import BYTES_PER_PARAMETER, open_data
 
 
 def settled(config: RunConfig, *, ranks: Ranks) -> RunConfig:
-    """A config that names what `auto` is here: on another machine it may be something else."""
+    """A config with each `auto` replaced by its value on this machine, the same on every rank."""
     _, train = config.for_training()
     device = ranks.device.type
-    named = dataclasses.replace(
+    resolved = dataclasses.replace(
         train,
         form=choose_form(train.form, device),
         compute_dtype=choose_compute_dtype(train.compute_dtype, device),
     )
-    settled = configs.with_fitting_warmup(dataclasses.replace(config, train=named))
-    return ranks.from_first(settled)
+    config = dataclasses.replace(config, train=resolved)
+    return ranks.from_first(configs.with_fitting_warmup(config))
 
 
 def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
-    """Make a run of fresh weights at step 0; only the first rank writes."""
+    """Create a run with fresh weights at step 0; only the first rank writes."""
     config = settled(config, ranks=ranks)
     if not ranks.is_first:
         return config
@@ -95,7 +95,7 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
 
 
 def resumed_config(run: Path, *, config_file: Path | None, overrides: configs.Tables) -> RunConfig:
-    """The config to go on with, which may differ from the run's only in how it is computed."""
+    """The config of a resumed run; rejects a change of what the run computes."""
     trained_on = provenance_of(run)["data"]
     old = configs.load(run / runs.CONFIG)
     new = configs.load(run / runs.CONFIG if config_file is None else config_file, overrides)
@@ -109,7 +109,9 @@ def resumed_config(run: Path, *, config_file: Path | None, overrides: configs.Ta
     _check_wandb(train)
     data, _ = new.for_training()
     if fingerprint(Path(data.path)) != trained_on:
-        raise ValueError(f"{data.path}: not the data this run was trained on, though it lies there")
+        raise ValueError(
+            f"{data.path}: not the data this run was trained on, its manifest is another"
+        )
     return new
 
 
@@ -121,7 +123,7 @@ def _check_wandb(train: TrainConfig) -> None:
 
 
 def note_session(run: Path, config: RunConfig, *, ranks: Ranks, step: int) -> None:
-    """Record who takes a run up, from which step, and with what."""
+    """Record a session in the provenance: its first step, ranks, settings, code and machine."""
     provenance = provenance_of(run)
     _, train = config.for_training()
     computed = {
@@ -136,10 +138,10 @@ def note_session(run: Path, config: RunConfig, *, ranks: Ranks, step: int) -> No
 
 
 def provenance_of(run: Path) -> dict[str, Any]:
-    """What a trained run says of where it came from."""
+    """The provenance of a trained run; rejects a file without its keys."""
     path = run / runs.PROVENANCE
     provenance = read_json(path)
-    known = isinstance(provenance, dict) and {"id", "data", "sessions"} <= provenance.keys()
-    if not known or not isinstance(provenance["sessions"], list):
+    is_complete = isinstance(provenance, dict) and {"id", "data", "sessions"} <= provenance.keys()
+    if not is_complete or not isinstance(provenance["sessions"], list):
         raise ValueError(f"{path}: not the provenance of a trained run")
     return provenance

@@ -1,4 +1,4 @@
-"""Runs as a table of text."""
+"""The table that `mixerloop runs` prints."""
 
 import shlex
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from mixerloop.training.status import Status
 
 
 def runs_text(runs: Sequence[Status]) -> str:
-    """A row for each run, and how to resume the first that was stopped."""
+    """A row for each run, and the command that resumes the first stopped run."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("run", overflow="fold")
     table.add_column("state")

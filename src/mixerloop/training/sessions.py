@@ -1,4 +1,4 @@
-"""`train` and `resume`: a session of training, from a config or a run folder to a checkpoint."""
+"""`train` and `resume`: a training session, from a config or a run folder to a checkpoint."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -20,17 +20,17 @@ from mixerloop.training.run_setup import begin, note_session, provenance_of, res
 from mixerloop.training.trainer import Outcome, Trainer
 
 Display = Callable[[Trainer], Watcher]
-"""Makes a watcher that shows the progress of a session, on its first rank."""
+"""A function that makes the watcher for a session's progress; called on the first rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """How a session ended."""
+    """The result of a training session."""
 
     run: Path
     outcome: Outcome
     last: Metrics | None
-    """The last step of this session; None where no step was left, and on other ranks."""
+    """The last step of this session; None if no step was left, and on ranks but the first."""
     is_first_rank: bool
 
 
@@ -41,7 +41,7 @@ def train(
     until: int | None = None,
     display: Display | None = None,
 ) -> Trained:
-    """Begin a run in a new folder and train it, to the end of its budget or to step `until`."""
+    """Create a run in a new folder and train it, to the end of its budget or to step `until`."""
     _check_until(until)
     run = Path(run)
     _, settings = config.for_training()
@@ -58,7 +58,7 @@ def resume(
     until: int | None = None,
     display: Display | None = None,
 ) -> Trained:
-    """Train a run from its newest checkpoint on.
+    """Resume a run from its newest checkpoint.
 
     `config_file` and `overrides` may change how the run is computed, but not what it computes.
     """
@@ -108,7 +108,7 @@ def _session(
 
 
 def _recorders(run: Path, trainer: Trainer) -> list[Watcher]:
-    """What writes the steps down, as the config says."""
+    """The watchers that record steps in files and services, as the config says."""
     settings = trainer.train_config
     recorders: list[Watcher] = [JsonLines(run, start=trainer.step)]
     if settings.tensorboard:
@@ -123,7 +123,7 @@ def _recorders(run: Path, trainer: Trainer) -> list[Watcher]:
 
 
 class _Last:
-    """Remembers the last step."""
+    """A watcher that stores the metrics of the last step."""
 
     metrics: Metrics | None = None
 

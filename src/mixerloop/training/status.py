@@ -1,4 +1,4 @@
-"""What can be said of a run from its files alone."""
+"""The state of a run, read from its files alone."""
 
 import os
 from collections.abc import Iterator
@@ -13,18 +13,18 @@ from mixerloop.training.metrics import last_line
 from mixerloop.training.position import POSITION, read_position
 
 State = Literal["running", "finished", "stopped", "fresh", "damaged"]
-"""`stopped` can be resumed; `fresh` has weights and no training."""
+"""A `stopped` run can be resumed. A `fresh` run has weights and no training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """One run."""
+    """The state and the last metrics of a run."""
 
     run: str
     state: State
     schedule: str | None = None
     step: int | None = None
-    """Of the newest metrics; the newest checkpoint may be older."""
+    """Step of the newest metrics; the newest checkpoint may be older."""
     total_steps: int | None = None
     checkpoint_step: int | None = None
     loss: float | None = None
@@ -36,7 +36,7 @@ class Status:
 
 
 def list_runs(folder: Path | str = runs.RUNS) -> list[Status]:
-    """The runs in a folder with their state and last figures."""
+    """The status of every run in a folder."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder}: there is no such folder")
@@ -44,7 +44,7 @@ def list_runs(folder: Path | str = runs.RUNS) -> list[Status]:
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """The runs in a folder and in the folders of it, in the order of their names."""
+    """The run folders below a folder, at any depth, sorted by name."""
     for path, folders, files in os.walk(folder):
         if runs.CONFIG in files and runs.PROVENANCE in files:
             folders.clear()
@@ -54,7 +54,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 
 def status(run: Path) -> Status:
-    """Read what a run says of itself."""
+    """Read the status of a run; a run that cannot be read is `damaged`, with the problem."""
     try:
         return _status(run)
     except (ValueError, OSError) as error:
@@ -63,11 +63,11 @@ def status(run: Path) -> Status:
 
 def _status(run: Path) -> Status:
     schedule = configs.load(run / runs.CONFIG).model.schedule
-    found = runs.checkpoints(run)
-    if not found:
+    checkpoints = runs.checkpoints(run)
+    if not checkpoints:
         raise ValueError(f"{run}: no checkpoints")
-    checkpoint_step = max(found)
-    folder = found[checkpoint_step]
+    checkpoint_step = max(checkpoints)
+    folder = checkpoints[checkpoint_step]
     if not (folder / POSITION).exists():
         return Status(run=str(run), state="fresh", schedule=schedule, checkpoint_step=0)
     position = read_position(folder)

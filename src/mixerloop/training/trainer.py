@@ -1,7 +1,7 @@
-"""The trainer: one step after another, until the budget is spent or somebody says stop.
+"""The trainer: makes steps until the budget is spent or a signal asks it to stop.
 
-What a step does depends on the seed, the step and the weights before it, and on nothing else. That
-is what makes a run that was killed and resumed the same run, bit for bit.
+A step depends on the seed, its number and the state before it (weights and optimizer), and on
+nothing else. A run that was killed and resumed is therefore the same run, bit for bit.
 """
 
 import hashlib
@@ -46,17 +46,17 @@ ENDLESS = 2**62
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a session of training ended."""
+    """Where and why a session ended."""
 
     step: int
     finished: bool
     stopped_by: int | None
-    """The signal that ended it early."""
+    """The signal that ended the session early; None on a rank that received no signal."""
     checkpoint: Path
 
 
 class Trainer:
-    """A run taken up at its newest checkpoint."""
+    """A run loaded from its newest checkpoint, ready for more steps."""
 
     def __init__(self, run: Path, config: RunConfig, *, ranks: Ranks) -> None:
         self.run, self.config, self.ranks = run, config, ranks
@@ -73,7 +73,7 @@ class Trainer:
         tokenizer = Path(data.path) / runs.TOKENIZER
         self.tokenizer = tokenizer if tokenizer.is_file() else None
 
-        choose_form(train.form, ranks.device.type)  # or say why not
+        choose_form(train.form, ranks.device.type)  # rejects a form this device cannot run
         folder = runs.find_checkpoint(run)
         self.model, saved = load_model(folder, form=train.form)
         check_same_run(saved, config, where=str(folder))
@@ -106,7 +106,10 @@ class Trainer:
         return self.train_config.global_batch * self.windows.context
 
     def train(self, watchers: Sequence[Watcher] = (), *, until: int | None = None) -> Outcome:
-        """Make steps until the end, or until a step; watchers hear of each, on the first rank."""
+        """Make steps to the end of the budget or to step `until`.
+
+        The first rank passes its watchers, which receive the metrics of every step.
+        """
         stopped_by = None
         if not self.finished and (until is None or self.step < until):
             with signals() as received:
@@ -160,7 +163,7 @@ class Trainer:
         return received[0] if received and not self.finished else None
 
     def _update(self, batch: Batch, received: list[int]) -> tuple[float, float, float, bool]:
-        """One step: its loss, its gradient's norm, its learning rate, and whether to stop."""
+        """Make one update; returns its loss, gradient norm, learning rate, and whether to stop."""
         train = self.train_config
         torch.manual_seed(step_seed(train.seed, self.step, self.ranks.rank))
         total_steps = self.budget.total_steps(self.step, self.spent)
@@ -174,7 +177,9 @@ class Trainer:
             group["lr"] = rate
         self.optimizer.zero_grad()
         summed, num_scored = accumulate(self.summed_loss, batch, self.computation)
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        parameters = [
+            parameter for group in self.optimizer.param_groups for parameter in group["params"]
+        ]
         grad_norm = clip(parameters, train.clip_norm)
         summed, num_signals = self.ranks.total(summed, len(received))
         loss = summed / num_scored
@@ -185,14 +190,14 @@ class Trainer:
         return loss, grad_norm, rate, num_signals > 0
 
     def _agreed(self, seconds: float) -> float:
-        """The first rank's clock, where the end of the run hangs on it."""
+        """The first rank's seconds for a budget in seconds: all ranks must end at the same step."""
         if self.budget.seconds is None:
             return seconds
         return sum(self.ranks.total(seconds if self.ranks.is_first else 0.0))
 
     def _evaluate(self) -> float:
         with self.clock.stopped():
-            found = validation_nll(
+            nll = validation_nll(
                 self.summed_loss,
                 self.held_out,
                 num_windows=self.train_config.evaluate_windows,
@@ -200,9 +205,9 @@ class Trainer:
                 compute_dtype=self.train_config.product_dtype,
                 ranks=self.ranks,
             )
-        if not math.isfinite(found):
-            raise FloatingPointError(self._stopped_at(f"the held-out NLL is {found}"))
-        return found
+        if not math.isfinite(nll):
+            raise FloatingPointError(self._stopped_at(f"the held-out NLL is {nll}"))
+        return nll
 
     def _save(self, watchers: Sequence[Watcher]) -> None:
         with self.clock.stopped():
@@ -231,9 +236,11 @@ class Trainer:
                 checkpoints.prune(self.run, keep_last=train.keep_last, keep_every=train.keep_every)
 
     def _timing(self, seconds: float) -> Timing:
-        """The speed of one step; what is left goes by the mean of all."""
+        """The speed of one step; the time left is an estimate from the mean of all steps."""
         flops_per_second = self.tokens_per_step * self.flops_per_token / seconds
-        self.gemm_limit = max(self.gemm_limit, flops_per_second)  # it was measured in a bad moment
+        self.gemm_limit = max(
+            self.gemm_limit, flops_per_second
+        )  # measured while other programs ran
         total = self.budget.total_steps(self.step, self.spent)
         return Timing(
             step=self.step,
@@ -245,7 +252,7 @@ class Trainer:
         )
 
     def _core_share(self) -> CoreShare:
-        """The cores to compute on; their number changes only where no gradient depends on it."""
+        """The number of threads follows the free cores only where it cannot change the gradient."""
         train, ranks = self.train_config, self.ranks
         threads_are_ours = (
             ranks.num_ranks == 1
@@ -266,15 +273,16 @@ class Trainer:
             torch.set_num_threads(threads)
             self.optimizer.zero_grad()
             for start in starts:
-                here = slice(start, start + size)
-                few = Batch(step=batch.step, inputs=batch.inputs[here], labels=batch.labels[here])
-                accumulate(self.summed_loss, few, self.computation)
+                rows = slice(start, start + size)
+                part = Batch(step=batch.step, inputs=batch.inputs[rows], labels=batch.labels[rows])
+                accumulate(self.summed_loss, part, self.computation)
             gradients.append([weight.grad for weight in self.model.parameters()])
         torch.set_num_threads(num_threads)
         self.optimizer.zero_grad()
         return all(
-            one is other is None or (one is not None and other is not None and one.equal(other))
-            for one, other in zip(*gradients, strict=True)
+            many is single is None
+            or (many is not None and single is not None and many.equal(single))
+            for many, single in zip(*gradients, strict=True)
         )
 
     def _budget(self) -> Budget:
@@ -294,7 +302,7 @@ class Trainer:
         )
 
     def _check_weights(self) -> None:
-        """A checkpoint is good, or it is not written."""
+        """Raise on every rank if a weight is not finite; such a checkpoint is never written."""
         finite = all(bool(weight.isfinite().all()) for weight in local_parts(self.model))
         (num_bad,) = self.ranks.total(0 if finite else 1)
         if num_bad:
@@ -315,7 +323,7 @@ class Trainer:
 
 
 class Clock:
-    """Seconds of training, without what is done between steps."""
+    """Seconds of training, without evaluation and checkpoints."""
 
     def __init__(self, seconds: float) -> None:
         self._counted, self._started = seconds, None
@@ -323,18 +331,18 @@ class Clock:
     _started: float | None
 
     def start(self) -> None:
-        """Count from here."""
+        """Start to count, on top of the seconds of earlier sessions."""
         self._started = time.perf_counter()
 
     @property
     def seconds(self) -> float:
-        """So far."""
+        """Seconds of training over all sessions, until now."""
         running = 0.0 if self._started is None else time.perf_counter() - self._started
         return self._counted + running
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """What happens inside does not count."""
+        """Do not count the time spent inside the block."""
         self._counted, self._started = self.seconds, None
         try:
             yield
@@ -343,7 +351,7 @@ class Clock:
 
 
 def open_data(config: RunConfig) -> tuple[Windows, Windows]:
-    """The windows to train on and those held out, if the model can read them."""
+    """The training windows and the held-out windows; rejects token ids outside the vocabulary."""
     data, _ = config.for_training()
     prepared = open_prepared(data.path)
     train = prepared.windows("train", data.context)
@@ -357,16 +365,17 @@ def open_data(config: RunConfig) -> tuple[Windows, Windows]:
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
-    """What is drawn in a step depends on this and not on the steps before it."""
+    """Random seed of one step on one rank, so that its draws do not depend on earlier steps."""
     digest = hashlib.sha256(f"step/{seed}/{step}/{rank}".encode()).digest()
     return int.from_bytes(digest[:8]) >> 1
 
 
 @contextmanager
 def signals() -> Iterator[list[int]]:
-    """Collect requests to stop; a second Ctrl-C interrupts at once.
+    """Collect SIGTERM and SIGINT inside the block; a second Ctrl-C interrupts at once.
 
-    Except under `torchrun`, which passes on the first one that the processes have had already.
+    Under `torchrun` a second SIGINT does not interrupt: the terminal sends Ctrl-C to every process,
+    and torchrun then sends it to its processes again.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():

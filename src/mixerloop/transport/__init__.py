@@ -1,1 +1,1 @@
-"""What each pass of a mixer does at the readout."""
+"""Transport: the effect of each mixer pass at the readout."""

@@ -1,8 +1,9 @@
-"""Many policies over the same windows, each no more work than where it differs.
+"""Run many policies over the same windows, and share the steps they have in common.
 
-A policy is the unmodified model up to its first marked step. So the unmodified residual is walked
-once, and each policy leaves it where it differs; from there on, policies whose next step is the
-same run as one batch. Once no token can see another any more, only the chosen positions go on.
+A policy equals the unmodified model up to its first marked step. The unmodified model (the trunk)
+therefore runs once, and each policy branches off at its first difference. From there on, policies
+with the same next step run as one batch. After the last step at which a token can see another, a
+branch runs the chosen positions only.
 """
 
 from collections import defaultdict
@@ -18,20 +19,20 @@ from mixerloop.model.walk import NO_TAPS, Kept
 from mixerloop.transport.policies import Policy, Step, first_difference, last_mixing
 
 BATCH_TOKENS = 2048
-"""On a CPU, where the activations of more tokens do not stay in a core's cache."""
+"""The limit on a CPU; the activations of more tokens do not fit in a core's cache."""
 ACCELERATOR_BATCH_TOKENS = 8192
 
 
 @dataclass
 class _Branch:
-    """A policy on its way."""
+    """The current residual of a policy."""
 
     policy: Policy
     residual: Tensor
     kept: Kept
-    """Of the pass rules."""
+    """The tensors that pass rules keep between passes."""
     is_narrow: bool = False
-    """Whether only the chosen positions are left of it."""
+    """Whether the residual holds the chosen positions only."""
 
 
 def shared_residuals(
@@ -46,7 +47,8 @@ def shared_residuals(
 ]:
     """The residual before the readout, of the unmodified model and of every policy.
 
-    The unmodified model runs by itself and at every token, so it is the model bit for bit.
+    The unmodified model runs separately and at every token, so that its residual equals that of
+    the model's own forward bit for bit.
     """
     leave_at = defaultdict(list)
     for number, policy in enumerate(policies):
@@ -58,22 +60,22 @@ def shared_residuals(
     for at, step in enumerate(intact):
         for number in leave_at.pop(at, []):
             branches[number] = _Branch(policies[number], trunk.residual, trunk.kept)
-        together = defaultdict(list)
+        groups = defaultdict(list)
         for number, branch in branches.items():
             if at > last_mixings[number] and not branch.is_narrow:
                 _narrow(branch, positions)
-            together[branch.policy[at], branch.is_narrow].append(branch)
-        for (its_step, _), group in together.items():
-            _advance_in_batches(model, its_step, group)
+            groups[branch.policy[at], branch.is_narrow].append(branch)
+        for (group_step, _), group in groups.items():
+            _advance_in_batches(model, group_step, group)
         _advance(model, step, [trunk])
-    for number in leave_at.pop(len(intact), []):  # those that do not differ
+    for number in leave_at.pop(len(intact), []):  # policies without a difference
         branches[number] = trunk
     assert not leave_at, "a policy never left the trunk"
-    found = [
+    residuals = [
         branch.residual if branch.is_narrow else branch.residual[:, positions]
         for _, branch in sorted(branches.items())
     ]
-    return trunk.residual[:, positions], found
+    return trunk.residual[:, positions], residuals
 
 
 def _narrow(branch: _Branch, positions: Tensor) -> None:
@@ -85,13 +87,13 @@ def _narrow(branch: _Branch, positions: Tensor) -> None:
 def _advance_in_batches(model: LoopedLM, step: Step, branches: list[_Branch]) -> None:
     residual = branches[0].residual
     most_tokens = BATCH_TOKENS if residual.device.type == "cpu" else ACCELERATOR_BATCH_TOKENS
-    many = max(1, most_tokens // residual.shape[:2].numel())
-    for at in range(0, len(branches), many):
-        _advance(model, step, branches[at : at + many])
+    at_once = max(1, most_tokens // residual.shape[:2].numel())
+    for start in range(0, len(branches), at_once):
+        _advance(model, step, branches[start : start + at_once])
 
 
 def _advance(model: LoopedLM, step: Step, branches: list[_Branch]) -> None:
-    """One step for branches of one shape, as one batch."""
+    """Run one step of branches of equal shape as one batch."""
     occurrence, mark = step
     has_rule = any(
         rule.passes.opens(occurrence) or rule.passes.closes(occurrence) for rule in model.pass_rules
@@ -103,7 +105,10 @@ def _advance(model: LoopedLM, step: Step, branches: list[_Branch]) -> None:
         (occurrence,),
         context_off=(occurrence,) if mark == "context_off" else (),
         taps={(occurrence, "update"): torch.zeros_like} if mark == "skipped" else NO_TAPS,
-        kept=tuple(_together(kept) for kept in zip(*(one.kept for one in branches), strict=True)),
+        kept=tuple(
+            _concatenated(parts)
+            for parts in zip(*(branch.kept for branch in branches), strict=True)
+        ),
     )
     num = len(branches)
     residuals = walked.residual.chunk(num)
@@ -113,7 +118,7 @@ def _advance(model: LoopedLM, step: Step, branches: list[_Branch]) -> None:
         branch.kept = tuple(parts[number] for parts in kept_parts)
 
 
-def _together(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """The tensors of all branches as one batch; a rule keeps a tensor in all of them or in none."""
+def _concatenated(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Concatenate a rule's tensors; the rule keeps a tensor in all branches or in none."""
     tensors = [part for part in parts if part is not None]
     return torch.cat(tensors) if tensors else None

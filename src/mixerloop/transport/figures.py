@@ -1,4 +1,4 @@
-"""Transport in figures, each with an interval over windows."""
+"""The figures of transport, each with an interval over windows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ from mixerloop.transport.trajectories import Trajectories
 
 RESAMPLES = 1000
 NOVEL = 0.5
-"""The marginal ITR above which the paper counts a pass as new."""
+"""The paper counts a pass as novel if its marginal ITR is above this."""
 
 
 @dataclass(frozen=True)
 class _Means:
-    """Means over windows, of one set of layers; the first axis may be resamples."""
+    """Means over windows for one set of layers; the first axis may be resamples."""
 
     gram: Float[np.ndarray, "... passes passes"]
     hellinger_squared: Float[np.ndarray, "... passes"]
@@ -38,36 +38,36 @@ class _Means:
 
 
 class _Interval(NamedTuple):
-    """Values with the ends of their intervals: of one figure, or of a figure of every pass."""
+    """Values and the ends of their intervals, for one figure or for a figure of every pass."""
 
     value: np.ndarray
     lower: np.ndarray
     upper: np.ndarray
 
     def estimate(self) -> Estimate:
-        """One figure."""
+        """Convert a single figure."""
         value, lower, upper = map(float, self)
         return Estimate(value=value, lower=lower, upper=upper, over="windows")
 
     def partial_estimate(self) -> PartialEstimate:
-        """One figure that may be undefined."""
+        """Convert a single figure that may be undefined."""
         value, lower, upper = (None if np.isnan(end) else float(end) for end in self)
         return PartialEstimate(value=value, lower=lower, upper=upper, over="windows")
 
     def by_pass(self) -> "list[_Interval]":
-        """The figure of each pass."""
+        """Split a figure of every pass into one interval per pass."""
         return [_Interval(*ends) for ends in zip(*self, strict=True)]
 
 
 def summarise(found: Trajectories, *, seed: int = 0) -> TransportSummary:
-    """All figures and their intervals, together and by layer, and the paper's counts of pairs."""
+    """All figures with intervals, for all layers and by layer, and the paper's counts of pairs."""
     num_windows = found.gram.shape[1]
     if num_windows < 2:
         raise ValueError(f"{num_windows} windows have no interval; take two or more")
-    once, weights = _weights(num_windows, seed)
-    together = _figures(found, range(len(found.layers)), once, weights)
+    equal_weights, weights = _weights(num_windows, seed)
+    together = _figures(found, range(len(found.layers)), equal_weights, weights)
     layers = [
-        LayerFigures(layer=layer, **vars(_figures(found, [row], once, weights)))
+        LayerFigures(layer=layer, **vars(_figures(found, [row], equal_weights, weights)))
         for row, layer in enumerate(found.layers)
     ]
     later = [
@@ -88,13 +88,13 @@ def summarise(found: Trajectories, *, seed: int = 0) -> TransportSummary:
 def summarise_removals(
     found: Trajectories, costs: dict[Removal, Costs], *, seed: int = 0
 ) -> RemovalFigures:
-    """The cost of each intervention, and whether passes that are new cost most when skipped.
+    """The cost of each intervention, and whether novel passes cost most when skipped.
 
-    The rank correlation is over later (layer, pass) pairs, between the marginal ITR of a pass and
-    the cost of skipping it; both are resampled with the same windows.
+    The rank correlation is between the marginal ITR of a pass and the cost of skipping the pass,
+    over (layer, pass) pairs after the first pass. Both are resampled with the same windows.
     """
-    once, weights = _weights(found.gram.shape[1], seed)
-    point, drawn = (_novelty_and_cost(found, costs["skip"], w) for w in (once, weights))
+    equal_weights, weights = _weights(found.gram.shape[1], seed)
+    point, drawn = (_novelty_and_cost(found, costs["skip"], w) for w in (equal_weights, weights))
     correlation = _Interval(spearman(*point)[0], *_quantiles(spearman(*drawn)))
     return RemovalFigures(
         skip=_removal_costs(costs["skip"], weights),
@@ -117,7 +117,7 @@ def _removal_costs(costs: Costs, weights: np.ndarray) -> tuple[RemovalCost, ...]
 
 
 def noise_floor_figures(noise: NoiseFloor) -> NoiseFloorFigures:
-    """A noise floor, ready to be written."""
+    """Convert the arrays of a noise floor to the fields of a result."""
     return NoiseFloorFigures(
         wider_type=noise.wider_type,
         windows=noise.windows,
@@ -128,13 +128,18 @@ def noise_floor_figures(noise: NoiseFloor) -> NoiseFloorFigures:
 
 
 def _novelty_and_cost(
-    found: Trajectories, costs: Costs, weights: np.ndarray
+    trajectories: Trajectories, costs: Costs, weights: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of every later pass, [resamples, pairs] each."""
-    row_of = {(one.layer, one.pass_index): row for row, one in enumerate(costs.occurrences)}
+    """The marginal ITR and the skip cost of every later pass, [resamples, pairs] each."""
+    row_of = {
+        (occurrence.layer, occurrence.pass_index): row
+        for row, occurrence in enumerate(costs.occurrences)
+    }
     novelty, cost = [], []
-    for row, (layer, count) in enumerate(zip(found.layers, found.num_passes, strict=True)):
-        new = marginal_itr(_means(found, [row], weights).gram)
+    for row, (layer, count) in enumerate(
+        zip(trajectories.layers, trajectories.num_passes, strict=True)
+    ):
+        new = marginal_itr(_means(trajectories, [row], weights).gram)
         for number in range(1, count):
             novelty.append(new[:, number])
             cost.append(weights @ costs.nll[row_of[layer, number]])
@@ -145,27 +150,32 @@ def _novelty_and_cost(
 
 
 def _weights(num_windows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """All windows alike, and in every resample."""
+    """The weights of windows: equal weights, and the weights in every resample."""
     drawn = np.random.default_rng(seed).integers(num_windows, size=(RESAMPLES, num_windows))
-    weights = np.stack([np.bincount(one, minlength=num_windows) for one in drawn]) / num_windows
+    weights = (
+        np.stack([np.bincount(resample, minlength=num_windows) for resample in drawn]) / num_windows
+    )
     return np.full((1, num_windows), 1 / num_windows), weights
 
 
 def _figures(
-    found: Trajectories, rows: "range | list[int]", once: np.ndarray, weights: np.ndarray
+    trajectories: Trajectories,
+    rows: "range | list[int]",
+    equal_weights: np.ndarray,
+    weights: np.ndarray,
 ) -> PassFigures:
-    point, resampled = (_means(found, list(rows), w) for w in (once, weights))
+    point, resampled = (_means(trajectories, list(rows), w) for w in (equal_weights, weights))
 
     def interval(figure: Callable[[_Means], np.ndarray]) -> _Interval:
         return _Interval(figure(point)[0], *_quantiles(figure(resampled)))
 
     def of_each_pass(figure: Callable[[_Means], np.ndarray]) -> tuple[Estimate, ...]:
-        return tuple(one.estimate() for one in interval(figure).by_pass())
+        return tuple(of_pass.estimate() for of_pass in interval(figure).by_pass())
 
     by_depth = interval(lambda means: itr_by_depth(means.gram))
     return PassFigures(
         itr=interval(lambda means: itr(means.gram)).partial_estimate(),
-        itr_by_depth=tuple(one.partial_estimate() for one in by_depth.by_pass()),
+        itr_by_depth=tuple(of_depth.partial_estimate() for of_depth in by_depth.by_pass()),
         marginal_itr=of_each_pass(lambda means: marginal_itr(means.gram)),
         hellinger_squared=of_each_pass(lambda means: means.hellinger_squared),
         target_gain=of_each_pass(lambda means: means.target_gain),
@@ -176,25 +186,29 @@ def _figures(
 
 
 def _quantiles(drawn: np.ndarray) -> np.ndarray:
-    """The ends of the interval; no number where a resample has none."""
+    """The ends of the interval; NaN if the figure is NaN in a resample."""
     return np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
 
 
 def _means(
-    found: Trajectories, rows: list[int], weights: Float[np.ndarray, "resamples windows"]
+    trajectories: Trajectories, rows: list[int], weights: Float[np.ndarray, "resamples windows"]
 ) -> _Means:
-    """Layers and windows with equal weight; a pass is averaged over the layers that make it."""
-    most = max(found.num_passes[row] for row in rows)
-    made = np.array([[number < found.num_passes[row] for number in range(most)] for row in rows])
+    """Means over layers and windows; a pass is averaged over the layers that run it."""
+    most = max(trajectories.num_passes[row] for row in rows)
+    is_run = np.array(
+        [[number < trajectories.num_passes[row] for number in range(most)] for row in rows]
+    )
 
     def mean(sums: np.ndarray) -> np.ndarray:
         by_layer = np.einsum("rw,lwp->rlp", weights, sums[rows][..., :most])
-        return by_layer.sum(axis=1) / made.sum(axis=0)
+        return by_layer.sum(axis=1) / is_run.sum(axis=0)
 
-    gram = np.einsum("rw,lwpq->rpq", weights, found.gram[rows][..., :most, :most]) / len(rows)
+    gram = np.einsum("rw,lwpq->rpq", weights, trajectories.gram[rows][..., :most, :most]) / len(
+        rows
+    )
     return _Means(
         gram=gram,
-        hellinger_squared=mean(found.hellinger_squared),
-        target_gain=mean(found.target_gain),
-        top1_flips=mean(found.top1_flips),
+        hellinger_squared=mean(trajectories.hellinger_squared),
+        target_gain=mean(trajectories.target_gain),
+        top1_flips=mean(trajectories.top1_flips),
     )

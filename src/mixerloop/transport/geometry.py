@@ -1,28 +1,28 @@
 """The geometry of a trajectory at the readout, from the Gram matrix of its increments.
 
-Increment r is what restoring pass r changes: d_r = s_r - s_(r-1), with s the square root of the
-predicted distribution. All functions take stacks of matrices and work on the last two axes.
+Increment r is the change that restoring pass r makes: d_r = s_r - s_(r-1), where s is the square
+root of the predicted distribution. The Gram matrices may have leading axes, such as resamples.
 """
 
 import numpy as np
 from jaxtyping import Float
 
-NOTHING = 1e-6  # of the largest norm; a direction below it counts as zero
-RANK_CUT = 1e-8  # of the largest eigenvalue of the Gram matrix projected on
+NOTHING = 1e-6  # relative to the largest norm; a shorter vector counts as zero
+RANK_CUT = 1e-8  # relative to the largest eigenvalue; smaller eigenvalues are not inverted
 
 Gram = Float[np.ndarray, "... passes passes"]
 
 
 def itr(increments: Gram) -> Float[np.ndarray, "..."]:
-    """Iterative Transport Rank: how many directions the cumulative trajectory spreads over.
+    """Iterative Transport Rank: the number of directions the cumulative trajectory spreads over.
 
-    Between 1 and the number of passes; not a number where nothing moves.
+    Between 1 and the number of passes; NaN if no pass moves the prediction.
     """
     size = increments.shape[-1]
     sums = np.tril(np.ones((size, size)))
     cumulative = sums @ increments @ sums.T
     norms = _norms(cumulative)
-    moves = _is_something(norms)
+    moves = _is_nonzero(norms)
     unit = np.where(moves, norms, 1.0)
     cosines = cumulative / (unit[..., :, None] * unit[..., None, :])
     cosines = np.where(moves[..., :, None] & moves[..., None, :], cosines, 0.0)
@@ -38,22 +38,22 @@ def itr_by_depth(increments: Gram) -> Float[np.ndarray, "... passes"]:
 
 
 def marginal_itr(increments: Gram) -> Float[np.ndarray, "... passes"]:
-    """The share of each increment that no earlier increment can express; 0 for none at all."""
+    """The share of each increment that no earlier increment can express; 0 for a zero increment."""
     size = increments.shape[-1]
-    moves = _is_something(_norms(increments))
-    new = [np.ones(increments.shape[:-2])]
+    moves = _is_nonzero(_norms(increments))
+    novelty = [np.ones(increments.shape[:-2])]
     for index in range(1, size):
         earlier = increments[..., :index, :index]
         with_earlier = increments[..., :index, index]
         own = increments[..., index, index]
         inverse = np.linalg.pinv(earlier, rcond=RANK_CUT, hermitian=True)
         expressed = np.einsum("...i,...ij,...j->...", with_earlier, inverse, with_earlier)
-        new.append(1 - expressed / np.where(own > 0, own, 1.0))
-    return np.where(moves, np.clip(np.stack(new, axis=-1), 0.0, 1.0), 0.0)
+        novelty.append(1 - expressed / np.where(own > 0, own, 1.0))
+    return np.where(moves, np.clip(np.stack(novelty, axis=-1), 0.0, 1.0), 0.0)
 
 
 def later_share(effects: Float[np.ndarray, "... passes"]) -> Float[np.ndarray, "..."]:
-    """How much of the summed effects comes after the first pass."""
+    """The share of the summed effects that comes after the first pass; NaN if the sum is zero."""
     total = effects.sum(axis=-1)
     later = effects[..., 1:].sum(axis=-1)
     return np.divide(later, total, out=np.full_like(total, np.nan), where=total > 0)
@@ -63,5 +63,5 @@ def _norms(gram: Gram) -> Float[np.ndarray, "... passes"]:
     return np.sqrt(np.maximum(np.diagonal(gram, axis1=-2, axis2=-1), 0.0))
 
 
-def _is_something(norms: Float[np.ndarray, "... passes"]) -> np.ndarray:
+def _is_nonzero(norms: Float[np.ndarray, "... passes"]) -> np.ndarray:
     return (norms > 0) & (norms >= NOTHING * norms.max(axis=-1, keepdims=True))

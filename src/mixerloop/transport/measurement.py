@@ -1,4 +1,4 @@
-"""`measure_transport`: what each pass of a subject's mixers does at the readout."""
+"""`measure_transport`: the effect of each mixer pass of a subject at the readout."""
 
 import dataclasses
 from collections.abc import Callable
@@ -35,28 +35,28 @@ from mixerloop.transport.trajectories import measure
 from mixerloop.transport.windows import uniform_windows
 
 Progress = Callable[[str, int, int], None]
-"""Called with the model that is measured, the windows measured so far, and all windows."""
+"""Called with the name of the measured model, the number of measured windows, and the total."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Looking:
-    """Which windows are measured, and what beside the passes."""
+    """The windows to measure, and whether removals are measured too."""
 
     windows: int = 16
-    """Windows."""
+    """The number of windows."""
     positions: int = 16
-    """Positions in the second half of each window."""
+    """The number of positions, in the second half of each window."""
     context: int = 128
-    """Tokens of a window."""
+    """The number of tokens of a window."""
     removal: bool = False
     """Also remove each pass and each ffn, and swap their order."""
     second_draw: bool = False
     """Draw other windows, none of which is in the first draw."""
     seed: int = 0
-    """Seed of the draw and of the resampling."""
+    """The random seed of the draw and of the resampling."""
 
     def __post_init__(self) -> None:
-        """Reject numbers that give no interval."""
+        """Reject too few windows for an interval, and too few positions."""
         if self.windows < 2:
             raise ValueError(f"windows must be at least 2, got {self.windows}")
         if self.positions < 1:
@@ -71,10 +71,10 @@ def measure_transport(
     control: bool = False,
     progress: Progress | None = None,
 ) -> TransportResult:
-    """Restore the context of one pass after another, and keep the result.
+    """Restore the context of one pass after another, and save the result.
 
-    `control` also measures the weights that the run's seed drew, before training. `data` is the
-    folder the subject was trained on where it is not given.
+    `control` also measures the initial weights of the run, which its random seed determines. `data`
+    defaults to the folder the subject was trained on.
     """
     looking = Looking() if looking is None else looking
     prepared = open_prepared(subject.data(data))
@@ -136,9 +136,9 @@ def measure_fresh_transport(
     results: Path | None = None,
     progress: Progress | None = None,
 ) -> TransportResult:
-    """Measure fresh weights of a preset on uniformly drawn token ids; keep in `results`, if given.
+    """Measure fresh weights of a preset on uniformly drawn token ids.
 
-    The seed of `looking` draws the weights too.
+    The seed of `looking` draws the weights too. The result is saved in `results`, if given.
     """
     looking = Looking() if looking is None else looking
     machine.keep_freed_memory()
@@ -146,7 +146,7 @@ def measure_fresh_transport(
         check_can_hold(results)
     config = preset(size)
     config = dataclasses.replace(config, schedule=schedule or config.schedule)
-    found_device = find_device(device, option="device")
+    torch_device = find_device(device, option="device")
     windows = uniform_windows(
         config.vocab_size,
         num=looking.windows,
@@ -159,8 +159,8 @@ def measure_fresh_transport(
         config,
         seed=looking.seed,
         rule=init,
-        form=choose_form(form, found_device.type),
-    ).to(found_device)
+        form=choose_form(form, torch_device.type),
+    ).to(torch_device)
     figures = transport_figures(
         model,
         windows,
@@ -183,7 +183,7 @@ def measure_fresh_transport(
             data="uniform token ids",
             forms=forms_of(model),
             compute_dtype=compute_dtype,
-            device=found_device.type,
+            device=torch_device.type,
         ),
     )
     if results is not None:
@@ -201,21 +201,21 @@ def transport_figures(
     removal: bool,
     progress: Callable[[int, int], None] | None = None,
 ) -> TransportFigures:
-    """Figures with intervals, the noise floor and, if asked for, the cost of removals."""
-    found = measure(
+    """Figures with intervals, the noise floor and, with `removal`, the cost of removals."""
+    trajectories = measure(
         model, windows, schedule=schedule, compute_dtype=compute_dtype, progress=progress
     )
     noise = noise_floor(model, windows, schedule=schedule, compute_dtype=compute_dtype)
-    removed = None
+    removal_figures = None
     if removal:
         costs = removal_costs(model, windows, schedule=schedule, compute_dtype=compute_dtype)
-        removed = summarise_removals(found, costs, seed=seed)
+        removal_figures = summarise_removals(trajectories, costs, seed=seed)
     return TransportFigures(
-        **vars(summarise(found, seed=seed)),
+        **vars(summarise(trajectories, seed=seed)),
         compute_dtype=compute_dtype,
         windows=len(windows.tokens),
         context=windows.tokens.shape[1],
         positions=tuple(windows.positions.tolist()),
         noise_floor=noise_floor_figures(noise),
-        removal=removed,
+        removal=removal_figures,
     )

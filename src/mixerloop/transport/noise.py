@@ -1,4 +1,4 @@
-"""How much of what is measured is rounding: the same policies again in a wider type."""
+"""The part of transport that is rounding, measured by running the policies in a wider type."""
 
 import copy
 from dataclasses import dataclass
@@ -19,21 +19,21 @@ from mixerloop.transport.trajectories import Readout, by_window_gram, mixing_lay
 from mixerloop.transport.windows import batches_of
 
 NOISE_WINDOWS = 2
-"""Windows the wider type is run on; rounding is much the same in all."""
+"""The number of windows that run in the wider type; rounding is similar in all windows."""
 
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """What rounding alone makes of each pass."""
+    """The effect of rounding on the figures of each pass."""
 
     wider_type: str
     windows: int
     hellinger_squared: Float[np.ndarray, " passes"]
-    """Half the squared length of the rounding in an increment, as for an effect."""
+    """Half the squared length of the rounding error of an increment, on the scale of an effect."""
     share: Float[np.ndarray, " passes"]
-    """Of an increment's squared length, what is other in the wider type."""
+    """The squared length of the rounding error divided by that of the increment."""
     marginal_itr: Float[np.ndarray, " passes"]
-    """How much of the marginal ITR of these windows the wider type takes away."""
+    """The decrease of the marginal ITR of these windows in the wider type."""
 
 
 @torch.inference_mode()
@@ -44,7 +44,7 @@ def noise_floor(
     schedule: Schedule | None = None,
     compute_dtype: ComputeDtype = "float32",
 ) -> NoiseFloor:
-    """Compare increments in the compute type with those in the next wider one."""
+    """Compare increments in the compute type with increments in the next wider type."""
     schedule = model.schedule if schedule is None else schedule
     narrow_is_float32 = compute_dtype == "float32"
     wide_model = copy.deepcopy(model).double() if narrow_is_float32 else model
@@ -71,6 +71,6 @@ def noise_floor(
 
 
 def _squares(narrow: list[Readout], wide: list[Readout]) -> np.ndarray:
-    """The squared length of the rounding in each increment."""
-    off = [after.root - before.root for before, after in zip(narrow, wide, strict=True)]
-    return np.array([float((b - a).double().square().sum()) for a, b in pairwise(off)])
+    """The squared length of the rounding error of each increment."""
+    errors = [after.root - before.root for before, after in zip(narrow, wide, strict=True)]
+    return np.array([float((b - a).double().square().sum()) for a, b in pairwise(errors)])

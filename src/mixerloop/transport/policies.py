@@ -1,7 +1,7 @@
-"""Interventions, as schedules whose occurrences are marked.
+"""Interventions, written as schedules whose occurrences are marked.
 
-A policy says of every occurrence whether it runs as it is, without context, or not at all. The
-model is not touched: a policy is data, like the schedule it was made from.
+A policy marks every occurrence as intact, context-off or skipped. The model is not changed: a
+policy is data, like the schedule it is made from.
 """
 
 from typing import Literal, NamedTuple
@@ -12,14 +12,14 @@ Mark = Literal["intact", "context_off", "skipped"]
 
 
 class Step(NamedTuple):
-    """An occurrence and how it runs."""
+    """An occurrence, and whether it runs intact, context-off or not at all."""
 
     occurrence: Occurrence
     mark: Mark = "intact"
 
     @property
     def mixes_tokens(self) -> bool:
-        """Whether a token can see another one here."""
+        """Whether a token can see other tokens in this step."""
         return self.occurrence.sublayer == "mixer" and self.mark == "intact"
 
 
@@ -27,12 +27,12 @@ Policy = tuple[Step, ...]
 
 
 def intact(schedule: Schedule) -> Policy:
-    """The model as it is."""
+    """The policy of the unmodified model."""
     return tuple(Step(occurrence) for occurrence in schedule)
 
 
 def restored(schedule: Schedule, *, layer: int, num_intact: int) -> Policy:
-    """The first passes of a layer's mixer as they are, the later ones without context."""
+    """The first `num_intact` passes of a layer's mixer intact, later passes context-off."""
     passes = mixer_passes(schedule, layer)
     if not 0 <= num_intact <= len(passes):
         raise ValueError(f"layer {layer} makes {len(passes)} mixer passes, not {num_intact}")
@@ -40,12 +40,12 @@ def restored(schedule: Schedule, *, layer: int, num_intact: int) -> Policy:
 
 
 def skipped(schedule: Schedule, occurrence: Occurrence) -> Policy:
-    """One occurrence left out."""
+    """The policy that skips one occurrence."""
     return _marked(schedule, (occurrence,), "skipped")
 
 
 def swapped(schedule: Schedule, occurrence: Occurrence) -> Policy:
-    """An occurrence before the one that precedes it, which must be of the same layer."""
+    """Swap an occurrence with its predecessor, the other sublayer of the same layer."""
     at = schedule.index(occurrence)
     before = schedule[at - 1]
     if at == 0 or before.layer != occurrence.layer or before.sublayer == occurrence.sublayer:
@@ -56,17 +56,21 @@ def swapped(schedule: Schedule, occurrence: Occurrence) -> Policy:
 
 def mixer_passes(schedule: Schedule, layer: int) -> Schedule:
     """The occurrences of a layer's mixer, in order."""
-    return tuple(one for one in schedule if one.layer == layer and one.sublayer == "mixer")
+    return tuple(
+        occurrence
+        for occurrence in schedule
+        if occurrence.layer == layer and occurrence.sublayer == "mixer"
+    )
 
 
 def first_difference(policy: Policy, other: Policy) -> int:
-    """The first step in which two policies differ; their length if they do not."""
+    """The index of the first step in which two policies differ; their length if they are equal."""
     pairs = enumerate(zip(policy, other, strict=True))
     return next((index for index, (a, b) in pairs if a != b), len(policy))
 
 
 def last_mixing(policy: Policy) -> int:
-    """The last step at which a token sees another, or -1."""
+    """The index of the last step at which a token sees other tokens; -1 if there is none."""
     return max((at for at, step in enumerate(policy) if step.mixes_tokens), default=-1)
 
 
@@ -74,4 +78,6 @@ def _marked(schedule: Schedule, occurrences: tuple[Occurrence, ...], mark: Mark)
     for occurrence in occurrences:
         if occurrence not in schedule:
             raise ValueError(f"{occurrence} is not in the schedule, so nothing would happen")
-    return tuple(Step(one, mark if one in occurrences else "intact") for one in schedule)
+    return tuple(
+        Step(occurrence, mark if occurrence in occurrences else "intact") for occurrence in schedule
+    )

@@ -1,7 +1,8 @@
-"""What it costs to take something away: the NLL without a pass, an ffn, or with two swapped.
+"""The cost of removals: the change of the NLL without a pass, without an ffn, or with both swapped.
 
-Sister interventions on the same engine. A pass may be new at the readout and useless, or old and
-indispensable; this is the other side of that comparison.
+Removals run on the same executor as the policies of transport. Transport shows whether a pass is
+novel at the readout. Removal shows whether the model needs the pass: a novel pass may be useless,
+and a redundant pass indispensable.
 """
 
 from dataclasses import dataclass
@@ -24,32 +25,42 @@ from mixerloop.transport.policies import Policy, intact, skipped, swapped
 from mixerloop.transport.windows import Batch, batches_of
 
 Removal = Literal["skip", "ffn_off", "swap_order"]
-"""A mixer pass left out; an ffn left out; an ffn before the mixer pass that preceded it."""
+"""Skip a mixer pass; skip an ffn; run an ffn before the mixer pass that precedes it."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What each intervention of a kind adds to the NLL, window by window."""
+    """The increase of the NLL by each intervention of a kind, window by window."""
 
     kind: Removal
     occurrences: tuple[Occurrence, ...]
     nll: Float[np.ndarray, "occurrences windows"]
-    """Nats per position, over the unmodified model's."""
+    """Nats per position, minus those of the unmodified model."""
 
 
 def removals(schedule: Schedule, kind: Removal) -> dict[Occurrence, Policy]:
-    """Every intervention of a kind that a schedule has room for."""
+    """Every intervention of a kind that is possible in a schedule."""
     if kind == "skip":
-        return {one: skipped(schedule, one) for one in schedule if one.sublayer == "mixer"}
+        return {
+            occurrence: skipped(schedule, occurrence)
+            for occurrence in schedule
+            if occurrence.sublayer == "mixer"
+        }
     if kind == "ffn_off":
-        return {one: skipped(schedule, one) for one in schedule if one.sublayer == "ffn"}
+        return {
+            occurrence: skipped(schedule, occurrence)
+            for occurrence in schedule
+            if occurrence.sublayer == "ffn"
+        }
     assert kind == "swap_order", kind
     follows_its_mixer = [
-        one
-        for before, one in pairwise(schedule)
-        if one.sublayer == "ffn" and before.sublayer == "mixer" and before.layer == one.layer
+        occurrence
+        for before, occurrence in pairwise(schedule)
+        if occurrence.sublayer == "ffn"
+        and before.sublayer == "mixer"
+        and before.layer == occurrence.layer
     ]
-    return {one: swapped(schedule, one) for one in follows_its_mixer}
+    return {occurrence: swapped(schedule, occurrence) for occurrence in follows_its_mixer}
 
 
 def removal_costs(
@@ -59,7 +70,7 @@ def removal_costs(
     schedule: Schedule | None = None,
     compute_dtype: ComputeDtype = "float32",
 ) -> dict[Removal, Costs]:
-    """The cost of every intervention of every kind, all from one walk."""
+    """The cost of every intervention of every kind, from one walk of the unmodified model."""
     schedule = model.schedule if schedule is None else schedule
     chosen: dict[Removal, dict[Occurrence, Policy]] = {
         "skip": removals(schedule, "skip"),
@@ -73,11 +84,13 @@ def removal_costs(
     def costs_of(batch: tuple[slice, Batch]) -> tuple[slice, list[np.ndarray]]:
         here, (tokens, positions, targets) = batch
         with torch.inference_mode(), compute_in(compute_dtype, device.type):
-            whole, found = shared_residuals(
+            unmodified, residuals = shared_residuals(
                 model, tokens, positions, policies, intact=intact(schedule)
             )
-            before = _nll(model, whole, targets)
-            return here, [(_nll(model, one, targets) - before).cpu().numpy() for one in found]
+            before = _nll(model, unmodified, targets)
+            return here, [
+                (_nll(model, residual, targets) - before).cpu().numpy() for residual in residuals
+            ]
 
     for here, by_policy in map_on_cores(costs_of, batches_of(windows, device), device=device):
         nll[:, here] = by_policy
@@ -99,18 +112,18 @@ def _nll(
 
 
 def spearman(first: np.ndarray, second: np.ndarray) -> Float[np.ndarray, "..."]:
-    """Rank correlation over the last axis; not a number where one side has no order."""
+    """Rank correlation over the last axis; NaN if all values of an argument are equal."""
     if first.shape[-1] < 2:
         return np.full(first.shape[:-1], np.nan)
     ranks = [_ranks(values) for values in (first, second)]
-    one, other = (rank - rank.mean(axis=-1, keepdims=True) for rank in ranks)
-    sizes = np.sqrt((one**2).sum(axis=-1) * (other**2).sum(axis=-1))
-    both = (one * other).sum(axis=-1)
-    return np.divide(both, sizes, out=np.full_like(both, np.nan), where=sizes > 0)
+    first_ranks, second_ranks = (rank - rank.mean(axis=-1, keepdims=True) for rank in ranks)
+    sizes = np.sqrt((first_ranks**2).sum(axis=-1) * (second_ranks**2).sum(axis=-1))
+    products = (first_ranks * second_ranks).sum(axis=-1)
+    return np.divide(products, sizes, out=np.full_like(products, np.nan), where=sizes > 0)
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Equal values share the mean of their ranks."""
+    """Ranks over the last axis; equal values share the mean of their ranks."""
     below = (values[..., None] > values[..., None, :]).sum(axis=-1)
     equal = (values[..., None] == values[..., None, :]).sum(axis=-1)
     return below + (equal - 1) / 2

@@ -1,4 +1,4 @@
-"""Transport as a result. All intervals are over windows."""
+"""The result of measuring transport. All intervals are over windows."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from mixerloop.results import Estimate, PartialEstimate, Result
 
 @dataclass(frozen=True, kw_only=True)
 class PassFigures:
-    """The passes of one layer, or of all layers together."""
+    """Figures of each pass, for one layer or for all layers together."""
 
     itr: PartialEstimate
-    """Undefined where no pass moves the prediction."""
+    """Iterative Transport Rank; undefined if no pass moves the prediction."""
     itr_by_depth: tuple[PartialEstimate, ...]
     """ITR of the first pass, of the first two, and so on."""
     marginal_itr: tuple[Estimate, ...]
@@ -29,14 +29,14 @@ class PassFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFigures(PassFigures):
-    """The passes of one layer."""
+    """Figures of each pass of one layer."""
 
     layer: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransportSummary(PassFigures):
-    """The passes of all layers together, and of each layer."""
+    """Figures of each pass for all layers together and for each layer."""
 
     pairs_total: int
     """Pairs of a layer and a pass after its first."""
@@ -46,7 +46,7 @@ class TransportSummary(PassFigures):
     """Pairs with a positive gain."""
     layers: tuple[LayerFigures, ...]
     intact_max_abs_error: float
-    """Between the logits with every pass restored and those of the unmodified model."""
+    """Largest difference between the logits with every pass restored and the unmodified logits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,38 +66,41 @@ class RemovalCost:
 
     layer: int
     pass_number: int
-    """From 1."""
+    """Counted from 1."""
     delta_nll: Estimate
-    """Nats per position."""
+    """Increase of the NLL in nats per position."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemovalFigures:
-    """The cost of every intervention."""
+    """The cost of every removal and swap."""
 
     skip: tuple[RemovalCost, ...]
-    """Without a mixer pass."""
+    """Costs of skipping a mixer pass."""
     ffn_off: tuple[RemovalCost, ...]
-    """Without an ffn."""
+    """Costs of skipping an ffn."""
     swap_order: tuple[RemovalCost, ...]
-    """With an ffn before the mixer pass that preceded it."""
+    """Costs of running an ffn before the mixer pass that precedes it."""
     spearman_marginal_itr_and_skip: PartialEstimate
-    """Rank correlation over later (layer, pass) pairs; undefined where one side has no order."""
+    """Rank correlation over (layer, pass) pairs after the first pass.
+
+    Undefined if all marginal ITRs or all costs are equal, or if there are fewer than two pairs.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransportFigures(TransportSummary):
-    """Everything that is measured of one model."""
+    """All figures of one model, and the settings of the measurement."""
 
     compute_dtype: str
     windows: int
     context: int
-    """Tokens of a window."""
+    """The number of tokens of a window."""
     positions: tuple[int, ...]
     """Positions in each window at which the prediction is read."""
     noise_floor: NoiseFloorFigures
     removal: RemovalFigures | None
-    """None where removal was not measured."""
+    """None if removals were not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,4 +108,4 @@ class TransportResult(TransportFigures, Result):
     """The transport of one model and, if measured, of its control."""
 
     control: TransportFigures | None
-    """The same weights before training."""
+    """The figures of the same model before training; None if not measured."""

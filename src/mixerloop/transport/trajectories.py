@@ -1,4 +1,4 @@
-"""From policies to sums: each layer's trajectory at the readout, window by window."""
+"""Run the policies of each layer, and sum their trajectories at the readout by window."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,29 +21,32 @@ from mixerloop.transport.policies import Policy, intact, mixer_passes, restored
 from mixerloop.transport.windows import WINDOWS_AT_ONCE, Batch, batches_of
 
 Engine = Literal["shared", "plain"]
-"""All policies from one walk, or the definition: a whole forward, head and all, for each."""
+"""`shared` runs all policies in one walk.
+
+`plain` is the definition: a whole forward, with all logits, for each policy.
+"""
 
 Progress = Callable[[int, int], None]
-"""Told how many windows are done, of how many."""
+"""Called with the number of measured windows and the total."""
 
 
 @dataclass(frozen=True)
 class Trajectories:
-    """What was summed of every layer and window; passes a layer does not make are zero."""
+    """Sums of every layer and window; they are zero for passes that a layer does not run."""
 
     layers: tuple[int, ...]
     num_passes: tuple[int, ...]
-    """Mixer passes of each layer."""
+    """The number of mixer passes of each layer."""
     gram: Float[np.ndarray, "layers windows passes passes"]
-    """Of the increments, summed over positions."""
+    """The Gram matrices of the increments, summed over positions."""
     hellinger_squared: Float[np.ndarray, "layers windows passes"]
     """Mean over positions of half the squared length of an increment."""
     target_gain: Float[np.ndarray, "layers windows passes"]
-    """Mean over positions of what a pass adds to the target's log probability, in nats."""
+    """Mean over positions of the target's increase in log probability, in nats."""
     top1_flips: Float[np.ndarray, "layers windows passes"]
     """The share of positions where a pass changes the most likely token."""
     intact_max_abs_error: float
-    """Between the logits with every pass restored and those of the unmodified model."""
+    """Largest difference between the logits with every pass restored and the unmodified logits."""
 
 
 def measure(
@@ -56,9 +59,10 @@ def measure(
     windows_at_once: int = WINDOWS_AT_ONCE,
     progress: Progress | None = None,
 ) -> Trajectories:
-    """Restore the passes of one layer's mixer after another; memory does not grow with windows.
+    """Restore the context of the mixer passes of each layer, one pass after another.
 
-    Batches of windows run on all cores; the sums are the same bit for bit on any number of them.
+    Memory does not grow with the number of windows. Batches of windows run on all cores. The sums
+    are the same bit for bit on any number of cores.
     """
     schedule = model.schedule if schedule is None else schedule
     layers = mixing_layers(schedule)
@@ -76,20 +80,20 @@ def measure(
 
     batches = batches_of(windows, device, windows_at_once)
     for here, by_layer in map_on_cores(sums_of, batches, device=device):
-        for row, (count, found) in enumerate(zip(counts, by_layer, strict=True)):
-            error = max(error, found.intact_max_abs_error)
-            gram[row, here, :count, :count] = found.gram
-            squares = np.diagonal(found.gram, axis1=1, axis2=2)
+        for row, (count, sums) in enumerate(zip(counts, by_layer, strict=True)):
+            error = max(error, sums.intact_max_abs_error)
+            gram[row, here, :count, :count] = sums.gram
+            squares = np.diagonal(sums.gram, axis1=1, axis2=2)
             effects[row, here, :count] = squares / (2 * len(windows.positions))
-            gains[row, here, :count] = found.target_gains
-            flips[row, here, :count] = found.top1_flips
+            gains[row, here, :count] = sums.target_gains
+            flips[row, here, :count] = sums.top1_flips
         if progress is not None:
             progress(here.stop, len(windows.tokens))
     return Trajectories(tuple(layers), tuple(counts), gram, effects, gains, flips, error)
 
 
 class _LayerSums(NamedTuple):
-    """What one layer's passes do at the readout of some windows."""
+    """The effects of one layer's passes at the readout of some windows."""
 
     gram: Float[np.ndarray, "windows passes passes"]
     target_gains: Float[np.ndarray, "windows passes"]
@@ -111,21 +115,21 @@ def _layer_sums(
 
 
 def mixing_layers(schedule: Schedule) -> list[int]:
-    """The layers that run a mixer."""
-    layers = sorted({one.layer for one in schedule if one.sublayer == "mixer"})
+    """The layers whose mixer is in the schedule; at least one must be."""
+    layers = sorted({occurrence.layer for occurrence in schedule if occurrence.sublayer == "mixer"})
     if not layers:
         raise ValueError("this schedule runs no mixer, so there is no context to restore")
     return layers
 
 
 class Readout(NamedTuple):
-    """A prediction, as far as trajectories need it."""
+    """The quantities of a prediction that trajectories need."""
 
     logits: Float[Tensor, "windows positions vocab"]
     root: Float[Tensor, "windows positions vocab"]
     """The square root of the predicted distribution."""
     at_target: Float[Tensor, "windows positions"]
-    """The log probability of the token that came."""
+    """The log probability of the target, the next token of the window."""
     top: Int[Tensor, "windows positions"]
     """The most likely token."""
 
@@ -133,18 +137,22 @@ class Readout(NamedTuple):
 def readouts(
     model: LoopedLM, batch: Batch, schedule: Schedule, engine: Engine = "shared"
 ) -> Iterator[list[Readout]]:
-    """For each layer: none of its mixer passes restored, one, and so on, all of them."""
-    every = _shared_logits if engine == "shared" else _plain_logits
-    whole: Readout | None = None
-    for of_layer in every(model, batch, schedule):
+    """For each layer, the readouts with 0, 1, 2 and so on up to all mixer passes restored."""
+    logits_by_layer = _shared_logits if engine == "shared" else _plain_logits
+    unmodified: Readout | None = None
+    for of_layer in logits_by_layer(model, batch, schedule):
         *earlier, last = of_layer
-        if whole is None or whole.logits is not last:
-            whole = _read(last, batch.targets)
-        yield [*(_read(logits, batch.targets) for logits in earlier), whole]
+        if unmodified is None or unmodified.logits is not last:
+            unmodified = _read(last, batch.targets)
+        yield [*(_read(logits, batch.targets) for logits in earlier), unmodified]
 
 
 def _shared_logits(model: LoopedLM, batch: Batch, schedule: Schedule) -> Iterator[Iterator[Tensor]]:
-    """All passes restored is the model as it is, so it is read out once for all layers."""
+    """The logits of all policies from one walk.
+
+    With all passes restored the policy is the unmodified model, which is read out once for all
+    layers.
+    """
     policies: list[list[Policy]] = [
         [
             restored(schedule, layer=layer, num_intact=number)
@@ -152,21 +160,21 @@ def _shared_logits(model: LoopedLM, batch: Batch, schedule: Schedule) -> Iterato
         ]
         for layer in mixing_layers(schedule)
     ]
-    whole, found = shared_residuals(
+    unmodified, policy_residuals = shared_residuals(
         model,
         batch.tokens,
         batch.positions,
         [policy for of_layer in policies for policy in of_layer],
         intact=intact(schedule),
     )
-    last = model.read_out(whole)
-    residuals = iter(found)
+    last = model.read_out(unmodified)
+    residuals = iter(policy_residuals)
     for of_layer in policies:
         yield (*(model.read_out(next(residuals)) for _ in of_layer), last)  # pyright: ignore
 
 
 def _plain_logits(model: LoopedLM, batch: Batch, schedule: Schedule) -> Iterator[Iterator[Tensor]]:
-    """The model's own forward with some occurrences context-off, once per policy."""
+    """The logits of the model's own forward, run once for each policy."""
     for layer in mixing_layers(schedule):
         passes = mixer_passes(schedule, layer)
         yield (
@@ -185,12 +193,12 @@ def _read(
 
 
 def by_window_gram(of_layer: list[Readout]) -> Float[np.ndarray, "windows passes passes"]:
-    """Of the increments, summed over positions in float64."""
-    found = []
-    for roots in zip(*(one.root for one in of_layer), strict=True):
-        steps = torch.stack(roots).flatten(1).diff(dim=0).double()
-        found.append(steps @ steps.T)
-    return torch.stack(found).cpu().numpy()
+    """The Gram matrices of the increments, summed over positions in float64."""
+    grams = []
+    for roots in zip(*(readout.root for readout in of_layer), strict=True):
+        increments = torch.stack(roots).flatten(1).diff(dim=0).double()
+        grams.append(increments @ increments.T)
+    return torch.stack(grams).cpu().numpy()
 
 
 def _target_gains(of_layer: list[Readout]) -> Float[np.ndarray, "windows passes"]:

@@ -1,4 +1,4 @@
-"""Windows for transport: drawn token ids, and batches of windows on a device."""
+"""Windows for transport: windows of random token ids, and batches of windows on a device."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -11,11 +11,11 @@ from torch import Tensor
 from mixerloop.data.windows import DrawnWindows, spread_positions
 
 WINDOWS_AT_ONCE = 8
-"""Of one worker; there is one on each core."""
+"""The number of windows in a batch of one worker; every core has a worker."""
 
 
 class Batch(NamedTuple):
-    """Windows that run together."""
+    """Windows that run as one batch, and the positions at which predictions are read."""
 
     tokens: Int[Tensor, "windows context"]
     positions: Int[Tensor, " positions"]
@@ -26,7 +26,7 @@ class Batch(NamedTuple):
 def batches_of(
     windows: DrawnWindows, device: torch.device, at_once: int = WINDOWS_AT_ONCE
 ) -> Iterator[tuple[slice, Batch]]:
-    """All windows in order, some at a time, each batch with the slice of its windows."""
+    """All windows in order, in batches of `at_once`, each with the slice of its windows."""
     num_windows = len(windows.tokens)
     for start in range(0, num_windows, at_once):
         here = slice(start, min(start + at_once, num_windows))
@@ -37,7 +37,7 @@ def batches_of(
 def uniform_windows(
     vocab_size: int, *, num: int, context: int, num_positions: int, seed: int, draw: int = 0
 ) -> DrawnWindows:
-    """Token ids drawn uniformly, for models that have learned nothing."""
+    """Windows of uniformly drawn token ids, for models with fresh weights."""
     generator = np.random.default_rng([seed, draw])
     tokens = generator.integers(vocab_size, size=(num, context))
     return DrawnWindows(tokens, spread_positions(context, num_positions))

@@ -1,8 +1,8 @@
-"""Hops: a task that needs one look-up after another.
+"""Hops: a task that needs several look-ups in a row.
 
 A sequence lists a random permutation of n nodes as pairs `a b` (a leads to b), in random order, and
-then asks questions `[k] x y`, where y is the node k hops from x. One look-up answers one hop; k
-hops take k look-ups in a row.
+then asks questions `[k] x y`, where y is the node k hops from x. One look-up answers a question
+of one hop; k hops take k look-ups in a row.
 
 Token ids: nodes from 0, then `[1]`, `[2]`, ...
 """
@@ -16,12 +16,12 @@ from jaxtyping import Int
 from mixerloop.data.random import numbers_at
 from mixerloop.data.tasks.task import Sequences, Task
 
-SMALLEST_LOG2_SEQUENCES = 40  # 10^7 training sequences then meet 4,096 held-out ones 0.04 times
+SMALLEST_LOG2_SEQUENCES = 40  # 10^7 training sequences then hit the 4,096 held-out ones 0.04 times
 
 
 @dataclass(frozen=True, kw_only=True)
 class HopsSettings:
-    """The size of the puzzle."""
+    """The size of the permutation, the number and length of questions, and the seed."""
 
     num_nodes: int = 8
     """Nodes in the permutation."""
@@ -30,15 +30,17 @@ class HopsSettings:
     max_hops: int = 4
     """Hops are drawn from 1 to this many."""
     seed: int = 0
-    """Seed of the sequences."""
+    """Random seed of the sequences."""
 
     def __post_init__(self) -> None:
-        """Reject puzzles without a question, and puzzles so small that training repeats them."""
+        """Reject sizes without a question, and sizes so small that training repeats sequences."""
         for name, least in (("num_nodes", 2), ("num_queries", 1), ("max_hops", 1), ("seed", 0)):
             if not least <= (value := getattr(self, name)) <= 2**20:
                 raise ValueError(f"hops.{name} must be from {least} to 2^20, got {value}")
         if self.log2_sequences() < SMALLEST_LOG2_SEQUENCES:
-            raise ValueError("so small a puzzle repeats itself, and what is held out is trained on")
+            raise ValueError(
+                "so small a puzzle repeats itself: held-out sequences would be trained on"
+            )
 
     def log2_sequences(self) -> float:
         """The number of different sequences, in bits."""
@@ -50,9 +52,7 @@ class Hops(Task[HopsSettings]):
     """Questions of 1 to `max_hops` hops over a permutation."""
 
     name = "hops"
-    about = (
-        "A task made on the fly that needs one look-up after another; only settings are written."
-    )
+    about = "A synthetic task that needs one look-up after another; only its settings are written."
     settings_type = HopsSettings
     group_name = "hops"
 
@@ -63,7 +63,7 @@ class Hops(Task[HopsSettings]):
 
     @property
     def num_answers(self) -> int:
-        """Nodes come first."""
+        """An answer is a node, and the ids of nodes come first."""
         return self.settings.num_nodes
 
     @property
@@ -90,17 +90,17 @@ class Hops(Task[HopsSettings]):
         """Pairs in random order, then the questions; the groups are numbers of hops."""
         n, q = self.settings.num_nodes, self.settings.num_queries
         numbers = numbers_at(self.key, indices, 2 * n + 2 * q)
-        leads_to, order, hops, asked = np.split(numbers, [n, 2 * n, 2 * n + q], axis=1)
+        leads_to, order, hops, start = np.split(numbers, [n, 2 * n, 2 * n + q], axis=1)
         leads_to = leads_to.argsort(axis=1, kind="stable")
         order = order.argsort(axis=1, kind="stable")
         hops = (hops % np.uint64(self.settings.max_hops)).astype(np.int64) + 1
-        asked = (asked % np.uint64(n)).astype(np.int64)
+        start = (start % np.uint64(n)).astype(np.int64)
 
-        answer = asked
+        answer = start
         for hop in range(1, self.settings.max_hops + 1):
             answer = np.where(hops >= hop, np.take_along_axis(leads_to, answer, axis=1), answer)
         pairs = np.stack([order, np.take_along_axis(leads_to, order, axis=1)], axis=2)
-        queries = np.stack([n + hops - 1, asked, answer], axis=2)
+        queries = np.stack([n + hops - 1, start, answer], axis=2)
         flat = [pairs.reshape(len(indices), -1), queries.reshape(len(indices), -1)]
         return Sequences(np.concatenate(flat, axis=1).astype(np.int64), hops)
 
@@ -109,18 +109,18 @@ class Hops(Task[HopsSettings]):
     ) -> Int[np.ndarray, "sequences answers"]:
         """The best answers without a look-up in the list of pairs.
 
-        A question that was asked before in the sequence has its answer there. For any other
-        question the node asked about is the most likely end of two hops or more, because
+        A question that stood in the sequence before has the same answer again. For any other
+        question the guess is the start node: it is the most likely end of two hops or more, because
         permutations have short cycles.
         """
         answer_at = self.answer_positions()
-        said = tokens[:, answer_at - 1].copy()
+        guesses = tokens[:, answer_at - 1].copy()
         questions = tokens[:, answer_at - 2] * self.vocab_size + tokens[:, answer_at - 1]
         for later in range(len(answer_at)):
             for earlier in range(later):
-                again = questions[:, later] == questions[:, earlier]
-                said[again, later] = tokens[again, answer_at[earlier]]
-        return said
+                is_repeat = questions[:, later] == questions[:, earlier]
+                guesses[is_repeat, later] = tokens[is_repeat, answer_at[earlier]]
+        return guesses
 
     def written(self, tokens: Int[np.ndarray, " tokens"]) -> str:
         """Pairs and questions, such as `3 2, 2 3 | [2] 3 3`."""

@@ -14,7 +14,7 @@ def register(task: type[Task]) -> None:
 
 
 def task_of(settings: TaskSettings) -> type[Task]:
-    """The task that these are the settings of."""
+    """The task whose settings have this type."""
     for task in TASKS.values():
         if task.settings_type is type(settings):
             return task

@@ -1,11 +1,11 @@
 """A synthetic task: sequences drawn by number, questions in them, and an exact score.
 
 A task is one file in this folder and one entry in `registry.py`. The file has a frozen dataclass of
-settings and a subclass of `Task`. Nothing else in the package knows a task by name: preparing,
-training, NLL, accuracy, transport and `mixerloop data` read the declarations of the subclass.
+settings and a subclass of `Task`. Nothing else in the package names a task: preparing, training,
+NLL, accuracy, transport and `mixerloop data` read the declarations of the subclass.
 
-A sequence is `context + 1` tokens. The answers stand in the sequence, as in any text, and only the
-answers are scored. Sequence i of a split depends on the settings, the split and i alone.
+A sequence is `context + 1` tokens. The answers are tokens of the sequence, and only the answers are
+scored. Sequence i of a split depends on the settings, the split and i alone.
 """
 
 from abc import ABC, abstractmethod
@@ -24,13 +24,13 @@ NUM_SEQUENCES: dict[Split, int] = {"train": 2**40, "held_out": 2**12}
 
 @runtime_checkable
 class TaskSettings(Protocol):
-    """A frozen dataclass whose fields have defaults, and which rejects values without meaning."""
+    """A frozen dataclass whose fields have defaults; it rejects invalid values."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def seed(self) -> int:
-        """Seed of the sequences."""
+        """Random seed of the sequences."""
         ...
 
 
@@ -49,12 +49,12 @@ class Task(ABC, Generic[Settings]):
     """The sequences of one split of a synthetic task, readable as windows."""
 
     name: ClassVar[str]
-    """The word behind `mixerloop data prepare`."""
+    """The name of the task in `mixerloop data prepare NAME`."""
     about: ClassVar[str]
     """Help text of `mixerloop data prepare NAME`."""
     settings_type: ClassVar[type[TaskSettings]]
     group_name: ClassVar[str]
-    """What the numbers in `groups` count, in the plural."""
+    """The quantity that the numbers in `groups` count, in the plural."""
 
     def __init__(self, settings: Settings, split: Split) -> None:
         self.settings = settings
@@ -99,11 +99,11 @@ class Task(ABC, Generic[Settings]):
     def guesses(
         self, tokens: Int[np.ndarray, "sequences tokens"]
     ) -> Int[np.ndarray, "sequences answers"]:
-        """The best answers that need none of the skill the task measures."""
+        """The best answers possible without the skill that the task measures."""
 
     @abstractmethod
     def written(self, tokens: Int[np.ndarray, " tokens"]) -> str:
-        """One sequence as text for people."""
+        """A sequence as text for people."""
 
     def read(self, indices: Int[np.ndarray, " windows"]) -> Labelled:
         """Sequences without their last token; labels at the answers only."""

@@ -1,1 +1,1 @@
-"""CORE, the 22 tasks of DataComp-LM: what is asked, how it is scored, what the score means."""
+"""CORE, the 22 tasks of DataComp-LM: reading, prompting, scoring, and figures with intervals."""

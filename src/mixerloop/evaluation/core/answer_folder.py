@@ -1,11 +1,11 @@
-"""Where answers are kept; killed and started again, an evaluation goes on where it stopped.
+"""The folder of the answers of an evaluation, from which an interrupted evaluation resumes.
 
-    FOLDER/settings.json       what the answers depend on; others are refused
+    FOLDER/settings.json       settings of the answers; other settings are rejected
     FOLDER/LABEL.jsonl         a finished task: one answer per line, in order
-    FOLDER/LABEL.work.json     what it took
+    FOLDER/LABEL.work.json     tokens and seconds that the task took
     FOLDER/parts/              finished blocks of the task that is running
 
-Which examples run together depends on their numbers alone, so an evaluation that was killed ends in
+The division of examples into batches depends on their numbers alone, so a resumed evaluation gives
 the same answers, bit for bit.
 """
 
@@ -31,15 +31,15 @@ SETTINGS = "settings.json"
 PARTS = "parts"
 
 Progress = Callable[[str, int, int], None]
-"""Told a task, how many of its examples have just been answered, and with how many tokens."""
+"""Called after each block with the task, the block's examples, and its processed tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What it took to answer a task."""
+    """The tokens and the time that it took to answer a task."""
 
     tokens_plain: int
-    """Tokens to feed if every sequence were scored whole."""
+    """Tokens to process if every sequence were scored whole."""
     tokens_processed: int
     seconds: float
 
@@ -51,10 +51,11 @@ class AnswerFolder:
         self.folder = folder
 
     def open(self, settings: CoreSettings, tasks: tuple[Task, ...], *, replace: bool) -> None:
-        """Begin, or go on with, the evaluation that `settings` describes.
+        """Start or resume the evaluation that `settings` describes.
 
-        To replace another one, its answers to `tasks` go away, and the settings before them:
-        without settings nothing is ever taken up.
+        A folder with other settings is rejected. With `replace`, its settings are deleted, and then
+        its answers to `tasks`. The settings come first, because answers without settings are never
+        reused.
         """
         path, written = self.folder / SETTINGS, encode(settings)
         for folder in (self.folder, self.folder / PARTS):
@@ -78,7 +79,7 @@ class AnswerFolder:
         write_file(path, json_text(written))
 
     def work(self, label: str) -> Work | None:
-        """What a task took; none if it is not finished."""
+        """The work of a finished task; None for an unfinished task."""
         path = self._work(label)
         if not path.exists():
             return None
@@ -88,12 +89,12 @@ class AnswerFolder:
             raise _damaged(path, one_line(error)) from None
 
     def answers(self, asking: AskedTask) -> list[Answer]:
-        """The answers of a finished task."""
+        """Read the answers of a finished task, which must cover every example."""
         path = self._answers(asking.task.label)
-        found = read_answers(path)
-        if len(found) != len(asking.examples):
-            raise _damaged(path, f"{len(found)} answers to {len(asking.examples)} examples")
-        return found
+        task_answers = read_answers(path)
+        if len(task_answers) != len(asking.examples):
+            raise _damaged(path, f"{len(task_answers)} answers to {len(asking.examples)} examples")
+        return task_answers
 
     def run(
         self,
@@ -104,7 +105,7 @@ class AnswerFolder:
         context: int,
         progress: Progress,
     ) -> Work:
-        """Answer what is not answered yet, and finish the task."""
+        """Answer the blocks that have no answers yet, and finish the task."""
         label = asking.task.label
         (self.folder / PARTS).mkdir(exist_ok=True)
         parts = []
@@ -114,19 +115,19 @@ class AnswerFolder:
             if path.exists():
                 continue
             began, before = time.monotonic(), scorer.tokens_processed
-            found = answers(asking, block, scorer=scorer, encode=encode, context=context)
+            block_answers = answers(asking, block, scorer=scorer, encode=encode, context=context)
             processed = scorer.tokens_processed - before
             part = {
                 "seconds": time.monotonic() - began,
                 "tokens_processed": processed,
-                "answers": [asdict(one) for one in found],
+                "answers": [asdict(answer) for answer in block_answers],
             }
             write_file(path, json.dumps(part))
             progress(label, len(block), processed)
         return self._finish(asking, parts)
 
     def num_answered(self, asking: AskedTask) -> int:
-        """How many examples of a task are in finished blocks."""
+        """The number of examples in finished blocks of a task."""
         return sum(
             len(block)
             for block in blocks(len(asking.examples))
@@ -137,17 +138,17 @@ class AnswerFolder:
         label = asking.task.label
         try:
             done = [read_json(part) for part in parts]
-            lines = [one for part in done for one in part["answers"]]
-            if [one["example"] for one in lines] != list(range(len(asking.examples))):
+            lines = [line for part in done for line in part["answers"]]
+            if [line["example"] for line in lines] != list(range(len(asking.examples))):
                 raise ValueError("not all examples in order")
             work = Work(
-                tokens_plain=sum(one["tokens_plain"] for one in lines),
+                tokens_plain=sum(line["tokens_plain"] for line in lines),
                 tokens_processed=sum(part["tokens_processed"] for part in done),
                 seconds=sum(part["seconds"] for part in done),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise _damaged(self.folder / PARTS, f"{label}: {one_line(error)}") from None
-        text = "".join(json.dumps(one) + "\n" for one in lines)
+        text = "".join(json.dumps(line) + "\n" for line in lines)
         write_file(self._answers(label), text)
         write_file(self._work(label), json_text(asdict(work)))
         for part in parts:
@@ -169,7 +170,7 @@ def _damaged(path: Path, how: str) -> ValueError:
 
 
 def _first_difference(path: Path, settings: Mapping[str, Any]) -> tuple[str, Any] | None:
-    """The first setting that differs from the setting in a file, and its value in the file."""
+    """The key of the first setting that differs from a file, and the value in the file."""
     try:
         before = read_json(path)
     except ValueError:
@@ -183,18 +184,18 @@ def _first_difference(path: Path, settings: Mapping[str, Any]) -> tuple[str, Any
 
 
 def read_answers(path: Path) -> list[Answer]:
-    """The answers of a file; they must be numbered from 0."""
+    """Read the answers of a file; their examples must be numbered from 0."""
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file of answers")
-    found = []
+    answers_of_file = []
     for number, line in enumerate(path.read_bytes().splitlines()):
         try:
-            one = Answer(**json.loads(line))
-            if one.example != number or not isinstance(one.right, bool):
+            answer = Answer(**json.loads(line))
+            if answer.example != number or not isinstance(answer.right, bool):
                 raise ValueError("not the answer that belongs here")
         except (TypeError, ValueError) as error:
             raise _damaged(path, f"line {number + 1}: {one_line(error)}") from None
-        found.append(one)
-    if not found:
+        answers_of_file.append(answer)
+    if not answers_of_file:
         raise _damaged(path, "no answers")
-    return found
+    return answers_of_file

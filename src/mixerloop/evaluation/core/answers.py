@@ -1,4 +1,4 @@
-"""From scores to answers: which option a model takes, and whether it is right."""
+"""From scores to answers: the option that a model chooses, and whether it is right."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from mixerloop.evaluation.scorer import TokenScores
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a model made of one example: a line of the results that are kept."""
+    """A model's answer to one example, saved as a line of LABEL.jsonl."""
 
     example: int
-    """Its number after the shuffle."""
+    """The number of the example after the shuffle."""
     right: bool
     decision: int | None
-    """The option taken; none for language modelling."""
+    """The chosen option; None for language modelling."""
     losses: tuple[float | None, ...]
-    """Mean nats of each sequence's scored tokens; none where there are no tokens to score."""
+    """Mean nats of each sequence's scored tokens; None for a sequence without scored tokens."""
     tokens_plain: int
     cropped: bool
 
@@ -28,15 +28,18 @@ class Answer:
 def answer(
     number: int, example: Example, question: Question, scores: Sequence[TokenScores]
 ) -> Answer:
-    """Language modelling must say every token; else the lowest mean loss is taken, first of ties.
+    """Decide on an answer from the scores of an example's sequences.
 
-    An option without a scored token (it is the beginning of all others) is never taken.
+    In language modelling, every scored token must be the most likely token. In other tasks the
+    option with the lowest mean loss is chosen, and the first option of a tie. An option without a
+    scored token, which is a prefix of all other options, is never chosen.
     """
-    losses = [float(one.losses.mean()) if len(one.losses) else None for one in scores]
+    losses = [float(option.losses.mean()) if len(option.losses) else None for option in scores]
     if isinstance(example, LanguageModeling):
-        (candidate,), (one,) = question.candidates, scores
-        said = candidate.tokens[candidate.start :]
-        decision, right = None, bool(len(said) and (one.most_likely == said).all())
+        (candidate,), (score,) = question.candidates, scores
+        expected = candidate.tokens[candidate.start :]
+        is_predicted = score.most_likely == expected
+        decision, right = None, bool(len(expected) and is_predicted.all())
     else:
         decision = int(np.argmin([np.inf if loss is None else loss for loss in losses]))
         right = decision == example.gold

@@ -1,4 +1,4 @@
-"""Ask a model the examples of a task."""
+"""Turn the examples of a task into questions, and score a model's answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ from mixerloop.evaluation.scorer import Scorer
 
 BLOCK_EXAMPLES = 512
 LEAST_CONTEXT = 2
-LEAST_EXAMPLES = 2  # of one example there is no interval
+LEAST_EXAMPLES = 2  # a single example gives no interval
 
 
 @dataclass(frozen=True)
 class AskedTask:
-    """A task with the examples that are asked, in the order that numbers them."""
+    """A task with the examples to answer, in the order of their numbers."""
 
     task: Task
     examples: list[Example]
     limited: bool
-    """Whether the task has more."""
+    """Whether the task has more examples than these."""
 
 
 def asked(bundle: Bundle, task: Task, *, limit: int | None) -> AskedTask:
-    """The first examples of a task after the shuffle; the shots are drawn from these too."""
+    """Take the first examples of a task after the shuffle; shots are drawn from them too."""
     examples = shuffled(bundle.examples(task))
     chosen = examples[:limit]
     least = max(LEAST_EXAMPLES, task.num_shots + 1)
@@ -41,7 +41,7 @@ def asked(bundle: Bundle, task: Task, *, limit: int | None) -> AskedTask:
 def questions(
     asking: AskedTask, numbers: Sequence[int], *, encode: Encode, context: int
 ) -> list[Question]:
-    """Some examples of a task as token ids."""
+    """Encode the prompts of some examples of a task."""
     task, examples = asking.task, asking.examples
     texts = []
     for number in numbers:
@@ -63,16 +63,16 @@ def questions(
 def answers(
     asking: AskedTask, numbers: Sequence[int], *, scorer: Scorer, encode: Encode, context: int
 ) -> list[Answer]:
-    """A model's answers to some examples of a task."""
-    tokens = questions(asking, numbers, encode=encode, context=context)
-    scores = scorer.score([one.candidates for one in tokens])
+    """Score some examples of a task, and decide on an answer to each."""
+    encoded = questions(asking, numbers, encode=encode, context=context)
+    scores = scorer.score([of_example.candidates for of_example in encoded])
     return [
-        answer(number, asking.examples[number], one, of_one)
-        for number, one, of_one in zip(numbers, tokens, scores, strict=True)
+        answer(number, asking.examples[number], of_example, option_scores)
+        for number, of_example, option_scores in zip(numbers, encoded, scores, strict=True)
     ]
 
 
 def blocks(num_examples: int) -> list[range]:
-    """The examples that are answered and kept together."""
+    """Divide examples into blocks; the answers of a block are saved together."""
     starts = range(0, num_examples, BLOCK_EXAMPLES)
     return [range(start, min(start + BLOCK_EXAMPLES, num_examples)) for start in starts]

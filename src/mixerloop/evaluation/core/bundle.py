@@ -1,7 +1,7 @@
-"""The evaluation bundle: a folder, `.zip` or `.tar.xz`, read where it lies.
+"""The evaluation bundle: a folder, `.zip` or `.tar.xz`, read in place.
 
-Nothing is unpacked to the disk. An archive that tries to leave its folder is refused all the same,
-for it is not the one it claims to be.
+Nothing is unpacked to the disk. An archive with paths out of its folder is rejected all the same,
+because it cannot be a genuine bundle.
 """
 
 import csv
@@ -23,7 +23,7 @@ from mixerloop.parsing import suggest
 
 VARIABLE = "MIXERLOOP_CORE_BUNDLE"
 PUBLIC = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
-"""Where everybody gets it."""
+"""The address of the public bundle."""
 TASKS, DATA = "core.yaml", "eval_data"
 BASELINES_V1, BASELINES_V2 = "eval_meta_data.csv", "eval_meta_data_dclm_v2.csv"
 CORRECTED = {
@@ -31,12 +31,12 @@ CORRECTED = {
     "agi_eval_lsat_ar": 25.0,
     "bigbench_language_identification": 25.0,
 }
-"""What version 2 changed among these tasks, in percent, for bundles that come without its file."""
+"""Baselines, in percent, that version 2 corrected; used for bundles without its file."""
 WANTED = (".yaml", ".csv", ".jsonl")
-MOST_BYTES = 2**30  # the real one has 50 MB
+MOST_BYTES = 2**30  # the public bundle has 50 MB
 DAMAGED = (
     *(tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error),
-    *(EOFError, OSError, RuntimeError),  # the last for archives that are encrypted
+    *(EOFError, OSError, RuntimeError),  # RuntimeError: the archive is encrypted
 )
 
 Download = Callable[[str, Path], None]
@@ -58,21 +58,21 @@ class Bundle:
         )
 
     def examples(self, task: Task) -> list[Example]:
-        """All examples of a task, as the file has them."""
+        """All examples of a task, in the order of its file."""
         name = _dataset(task)
         return read_examples(self._file(name), task.kind, f"{self.path}: {name}")
 
     def fingerprint(self) -> str:
-        """The sha256 of the tasks and their examples, however they were packed."""
+        """The sha256 of the tasks and their examples, the same for a folder and an archive."""
         digest = hashlib.sha256()
         for name in (TASKS, *sorted({_dataset(task) for task in self.tasks})):
             content = self._read(name)
-            found = None if content is None else hashlib.sha256(content).hexdigest()
-            digest.update(f"{name}\0{found}\n".encode())
+            sha256 = None if content is None else hashlib.sha256(content).hexdigest()
+            digest.update(f"{name}\0{sha256}\n".encode())
         return digest.hexdigest()
 
     def choose(self, labels: tuple[str, ...]) -> tuple[Task, ...]:
-        """The tasks of these labels in the bundle's order, all of them for none."""
+        """The tasks with these labels, in the bundle's order; all tasks if there are no labels."""
         known = [task.label for task in self.tasks]
         for label in labels:
             if label not in known:
@@ -89,19 +89,19 @@ class Bundle:
         return content
 
     def _baselines(self, name: str) -> dict[str, float]:
-        """What guessing scores on each task, by somebody's count."""
-        found: dict[str, float] = {}
+        """Read the published accuracy of guessing on each task."""
+        baselines: dict[str, float] = {}
         rows = csv.DictReader(io.StringIO(self._file(name).decode("utf-8-sig", "replace")))
         try:
             for row in rows:
-                found[row["Eval Task"]] = float(row["Random baseline"]) / 100
+                baselines[row["Eval Task"]] = float(row["Random baseline"]) / 100
         except (KeyError, TypeError, ValueError, csv.Error):
             where = f"{self.path}: {name}, line {rows.line_num}"
             raise ValueError(f"{where}: no label with a random baseline") from None
         for task in self.tasks:
-            if not 0 <= found.get(task.label, -1) < 1:
+            if not 0 <= baselines.get(task.label, -1) < 1:
                 raise ValueError(f"{self.path}: {name} has no random baseline of {task.label}")
-        return {task.label: found[task.label] for task in self.tasks}
+        return {task.label: baselines[task.label] for task in self.tasks}
 
 
 def _dataset(task: Task) -> str:
@@ -147,11 +147,13 @@ _Member = tuple[str, bool, int, Callable[[], bytes]]
 
 
 def _members(path: Path) -> Iterator[_Member]:
-    """Name, whether it is a plain file or folder, size, and how to read it."""
+    """Name, whether the member is a plain file or folder, size, and a function that reads it."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             for info in archive.infolist():
-                kind = (info.external_attr >> 28) & 0xF  # of the Unix mode: 8 a file, 4 a folder
+                kind = (
+                    info.external_attr >> 28
+                ) & 0xF  # file type of the Unix mode: 8 file, 4 folder
                 yield (
                     info.filename,
                     kind in (0, 4, 8),
@@ -175,36 +177,36 @@ def _leaves_its_folder(name: str) -> bool:
 
 
 def cache() -> Path:
-    """Where a downloaded bundle is kept."""
+    """The path of the downloaded public bundle."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "mixerloop" / "eval_bundle.zip"
 
 
 def find_bundle(given: Path | None, *, download: Download | None = None) -> Bundle:
-    """The bundle that was given, the one the environment names, or the public one."""
+    """Open the given bundle, the bundle named in the environment, or the public bundle."""
     if given is not None:
         return Bundle(given)
     if named := os.environ.get(VARIABLE):
         return Bundle(Path(named))
-    kept = cache()
-    if not kept.is_file():
-        beside = kept.with_name(f".eval_bundle.{secrets.token_hex(4)}.zip")
+    cached = cache()
+    if not cached.is_file():
+        temporary = cached.with_name(f".eval_bundle.{secrets.token_hex(4)}.zip")
         try:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            (download or fetch)(PUBLIC, beside)
-            Bundle(beside)
-            beside.replace(kept)
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            (download or fetch)(PUBLIC, temporary)
+            Bundle(temporary)
+            temporary.replace(cached)
         except OSError as error:
             raise ValueError(
                 f"{PUBLIC} cannot be fetched ({error}); name a file or folder: bundle, or "
                 f"${VARIABLE}"
             ) from None
         finally:
-            beside.unlink(missing_ok=True)
-    return Bundle(kept)
+            temporary.unlink(missing_ok=True)
+    return Bundle(cached)
 
 
 def fetch(url: str, to: Path) -> None:
-    """Download a file."""
+    """Download `url` to the file `to`."""
     with urllib.request.urlopen(url, timeout=60) as answer, to.open("wb") as file:  # noqa: S310
         shutil.copyfileobj(answer, file)

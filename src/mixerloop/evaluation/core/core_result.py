@@ -18,20 +18,20 @@ class CoreSettings:
     """The form of each operator."""
     device: str
     tokenizer: str
-    """Fingerprint."""
+    """Fingerprint of the tokenizer."""
     bundle: str
-    """Fingerprint."""
+    """Fingerprint of the evaluation bundle."""
     context: int
-    """Tokens a prompt may have."""
+    """The largest number of tokens of a prompt."""
     limit: int | None
-    """Examples of each task; None for all."""
+    """The number of examples of each task; None for all examples."""
     plain: bool
-    """Whether every sequence is scored whole."""
+    """Whether every sequence is scored whole, without shared prefixes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskScore:
-    """One task."""
+    """The scores of one task, by both versions of the random baselines."""
 
     accuracy: Estimate
     baseline_v1: float
@@ -40,27 +40,27 @@ class TaskScore:
     centered_v2: float
     examples: int
     cropped_share: float
-    """Examples whose prompt lost its beginning."""
+    """The share of examples whose prompt lost its beginning."""
     guess: Guess
     tokens_plain: int
-    """Tokens to feed if every sequence were scored whole."""
+    """Tokens to process if every sequence were scored whole."""
     tokens_processed: int
     seconds: float
 
     def baseline(self, version: Version) -> float:
-        """The random baseline of a version."""
+        """The random baseline by a version of the baselines."""
         return {"v1": self.baseline_v1, "v2": self.baseline_v2}[version]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoreFigures:
-    """All tasks; the means are None unless every task they need was asked."""
+    """The scores of all tasks; a mean is None unless all of its tasks were answered."""
 
     core_v1: Estimate | None
     """The mean centered score, by the first version of the random baselines: the paper's."""
     manipulation_v1: Estimate | None
     guess_core_v1: Guess | None
-    """CORE of guessing."""
+    """The CORE score that guessing would have."""
     core_v2: Estimate | None
     manipulation_v2: Estimate | None
     guess_core_v2: Guess | None
@@ -80,7 +80,7 @@ class CoreFigures:
         return {"v1": self.manipulation_v1, "v2": self.manipulation_v2}[version]
 
     def guess_core(self, version: Version) -> Guess | None:
-        """CORE of guessing by a version of the baselines."""
+        """The CORE score of guessing by a version of the baselines."""
         return {"v1": self.guess_core_v1, "v2": self.guess_core_v2}[version]
 
 
@@ -89,5 +89,5 @@ class CoreResult(CoreFigures, Result):
     """The tasks of CORE, answered by one subject."""
 
     decisions_differing: int | None
-    """With every sequence scored whole; None where that was not measured."""
+    """Decisions that differ if every sequence is scored whole; None if not measured."""
     settings: CoreSettings

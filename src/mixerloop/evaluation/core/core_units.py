@@ -21,21 +21,21 @@ from mixerloop.results import encode
 
 @dataclass(frozen=True)
 class CoreUnits(Units["CoreUnits"]):
-    """Right and wrong answers of one run."""
+    """The answers of one run to the tasks of CORE, and the baselines of the tasks."""
 
     right: Mapping[str, Bool[np.ndarray, " examples"]]
-    """By task, whether each example was answered right."""
+    """Whether each example was answered right, by task."""
     baselines: Mapping[Version, Mapping[str, float]]
-    """By version and task."""
+    """Random baselines by version and task."""
     majority: Mapping[str, float]
-    """By task, the accuracy of always giving the most frequent answer."""
+    """The accuracy of always giving the most frequent answer, by task."""
     is_whole: bool
-    """Whether all tasks of the bundle were asked, so that the mean is CORE."""
+    """Whether all tasks of the bundle were answered, so that the mean is CORE."""
     not_comparable_because: tuple[str, ...]
 
     @classmethod
     def scores(cls, runs: Sequence["CoreUnits"], *, seed: int) -> dict[str, Scores]:
-        """The mean of the tasks and of the manipulation subset, by each version of baselines."""
+        """The means of all tasks and of the manipulation subset, by version of the baselines."""
         first = runs[0]
         right = {
             label: np.stack([units.right[label] for units in runs], axis=1) for label in first.right
@@ -47,13 +47,13 @@ class CoreUnits(Units["CoreUnits"]):
         for version, baselines in first.baselines.items():
             scored, resampled = all_centered(points, baselines), all_centered(drawn, baselines)
             scores[f"{name}_{version}"] = Scores(core(scored), core(resampled))
-            subset, of_resampled = manipulation(scored), manipulation(resampled)
-            if subset is not None and of_resampled is not None:
-                scores[f"manipulation_{version}"] = Scores(subset, of_resampled)
+            subset, drawn_subset = manipulation(scored), manipulation(resampled)
+            if subset is not None and drawn_subset is not None:
+                scores[f"manipulation_{version}"] = Scores(subset, drawn_subset)
         return scores
 
     def mismatch(self, first: "CoreUnits") -> str | None:
-        """Other tasks or other baselines."""
+        """Units match if their tasks, example counts and baselines are equal."""
         if self._sizes() != first._sizes():
             return "answered other tasks than"
         if self.baselines != first.baselines:
@@ -61,7 +61,7 @@ class CoreUnits(Units["CoreUnits"]):
         return None
 
     def warnings(self) -> Iterator[str]:
-        """Why the scores must not stand beside published scores."""
+        """Reasons why the scores are not comparable with published scores."""
         for reason in self.not_comparable_because:
             yield f"not comparable with other results: {reason}"
 
@@ -79,8 +79,8 @@ class CoreUnits(Units["CoreUnits"]):
             for label in units.right
         }
         gaps = {
-            label: (one - other) / (1 - units.baselines["v1"][label])
-            for label, (one, other) in accuracies.items()
+            label: (first_mean - second_mean) / (1 - units.baselines["v1"][label])
+            for label, (first_mean, second_mean) in accuracies.items()
         }
         total = sum(gaps.values())
         return {
@@ -98,7 +98,7 @@ class CoreUnits(Units["CoreUnits"]):
 
 
 def read_core_units(folder: Path, result: CoreResult) -> CoreUnits:
-    """The answers of a result; they must have its settings and its number of examples."""
+    """Read the answers of a result; they must have its settings and its number of examples."""
     answers = MEASURES["core"].details_in(folder)
     if read_json(answers / SETTINGS) != encode(result.settings):
         raise ValueError("its answers have other settings")
@@ -111,10 +111,10 @@ def read_core_units(folder: Path, result: CoreResult) -> CoreUnits:
         version: {label: task.baseline(version) for label, task in tasks.items()}
         for version in VERSIONS
     }
-    if any(not 0 <= one < 1 for by_task in baselines.values() for one in by_task.values()):
+    if any(not 0 <= value < 1 for by_task in baselines.values() for value in by_task.values()):
         raise ValueError("a baseline is not between 0 and 1")
     if not tasks or any(len(right[label]) != task.examples for label, task in tasks.items()):
-        raise ValueError("its answers are others")
+        raise ValueError("its answers are not those of the result")
     settings = result.settings
     return CoreUnits(
         {

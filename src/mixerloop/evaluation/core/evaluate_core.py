@@ -1,4 +1,4 @@
-"""`evaluate_core`: the tasks of CORE, asked of a subject."""
+"""`evaluate_core`: the accuracy of a subject on the tasks of CORE."""
 
 import time
 from collections.abc import Callable
@@ -23,11 +23,11 @@ from mixerloop.subject import Subject
 
 @dataclass(frozen=True, kw_only=True)
 class CoreProgress:
-    """How far an evaluation is."""
+    """The progress of an evaluation, in examples, and its speed."""
 
     task: str
     done: int
-    """Examples answered."""
+    """The number of answered examples."""
     total: int
     tokens_per_second: float
     seconds_left: float
@@ -54,11 +54,11 @@ def evaluate_core(
     replace: bool = False,
     progress: Progress | None = None,
 ) -> CoreResult:
-    """Answer the tasks, resuming answers that were kept, and keep the result.
+    """Answer the tasks, resuming from saved answers, and save the result.
 
-    `bundle` is found as `find_bundle` does where it is not given. `plain` scores every sequence
-    whole; `verify_sharing` counts the decisions that then differ. `replace` drops answers that were
-    kept with other settings.
+    `find_bundle` chooses the default of `bundle`. `plain` scores every sequence whole.
+    `verify_sharing` scores every sequence both ways and counts the decisions that differ.
+    `replace` deletes saved answers that have other settings.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
@@ -80,7 +80,7 @@ def evaluate_core(
     folder = MEASURES["core"].details_in(subject.results)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        kept = AnswerFolder(folder)
+        saved = AnswerFolder(folder)
         settings = CoreSettings(
             checkpoint=subject.fingerprint,
             schedule=notation(subject.schedule),
@@ -93,13 +93,13 @@ def evaluate_core(
             limit=limit,
             plain=plain,
         )
-        kept.open(settings, opened.tasks, replace=replace)
-        evaluation = _Evaluation(kept, asking, tokenizer.encode_all, context, progress)
+        saved.open(settings, opened.tasks, replace=replace)
+        evaluation = _Evaluation(saved, asking, tokenizer.encode_all, context, progress)
         evaluation.answer(scorer_of(subject, share_prefixes=not plain))
-        works = {task.label: kept.work(task.label) for task in opened.tasks}
+        works = {task.label: saved.work(task.label) for task in opened.tasks}
         works = {label: work for label, work in works.items() if work is not None}
         finished = [asked(opened, task, limit=limit) for task in opened.choose(tuple(works))]
-        all_answers = {one.task.label: kept.answers(one) for one in finished}
+        all_answers = {of_task.task.label: saved.answers(of_task) for of_task in finished}
         differing = None
         if verify_sharing:
             differing = evaluation.differing(scorer_of(subject, share_prefixes=False))
@@ -117,41 +117,49 @@ def evaluate_core(
 
 @dataclass(frozen=True)
 class _Evaluation:
-    kept: AnswerFolder
+    saved: AnswerFolder
     asking: list[AskedTask]
     encode: Encode
     context: int
     progress: Progress | None
 
     def answer(self, scorer: Scorer) -> None:
-        """Answer every task that is not answered yet."""
-        left = [one for one in self.asking if self.kept.work(one.task.label) is None]
-        answered = sum(self.kept.num_answered(one) for one in left)
-        watch = _Watch(self.progress, sum(len(one.examples) for one in left) - answered)
-        for one in left:
-            self.kept.run(
-                one, scorer=scorer, encode=self.encode, context=self.context, progress=watch
+        """Answer every task that has no finished answers."""
+        unfinished = [
+            asked_task
+            for asked_task in self.asking
+            if self.saved.work(asked_task.task.label) is None
+        ]
+        answered = sum(self.saved.num_answered(asked_task) for asked_task in unfinished)
+        watch = _Watch(
+            self.progress, sum(len(asked_task.examples) for asked_task in unfinished) - answered
+        )
+        for asked_task in unfinished:
+            self.saved.run(
+                asked_task, scorer=scorer, encode=self.encode, context=self.context, progress=watch
             )
 
     def differing(self, plain: Scorer) -> int:
-        """Decisions that differ when every sequence is scored whole."""
-        watch = _Watch(self.progress, sum(len(one.examples) for one in self.asking))
+        """Count the decisions that differ if every sequence is scored whole."""
+        watch = _Watch(self.progress, sum(len(asked_task.examples) for asked_task in self.asking))
         differing = 0
-        for one in self.asking:
-            before = self.kept.answers(one)
-            for block in blocks(len(one.examples)):
+        for asked_task in self.asking:
+            before = self.saved.answers(asked_task)
+            for block in blocks(len(asked_task.examples)):
                 fed = plain.tokens_processed
-                again = answers(one, block, scorer=plain, encode=self.encode, context=self.context)
+                again = answers(
+                    asked_task, block, scorer=plain, encode=self.encode, context=self.context
+                )
                 differing += sum(
                     (a.decision, a.right) != (b.decision, b.right)
                     for a, b in zip(again, before[block.start : block.stop], strict=True)
                 )
-                watch(f"{one.task.label} again", len(block), plain.tokens_processed - fed)
+                watch(f"{asked_task.task.label} again", len(block), plain.tokens_processed - fed)
         return differing
 
 
 class _Watch:
-    """Adds up the examples and tokens of an evaluation and passes them on."""
+    """Adds up the examples and tokens of an evaluation, and reports the progress."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress, self._total = progress, total

@@ -1,4 +1,4 @@
-"""What the answers are worth: centered scores, CORE, the manipulation subset, and guessing."""
+"""Centered scores, CORE, the manipulation subset, and the accuracy of guessing."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,54 +11,54 @@ from mixerloop.evaluation.core.tasks import Example, LanguageModeling, options_o
 from mixerloop.paper import CORE_MANIPULATION
 
 Score = TypeVar("Score", float, np.ndarray)
-"""Of one model, or of many models or resamples at once."""
+"""The score of one model, or an array of scores of many models or resamples."""
 
 Version = Literal["v1", "v2"]
-"""Of the random baselines."""
+"""A version of the random baselines."""
 VERSIONS: tuple[Version, ...] = ("v1", "v2")
 
 
 def centered(accuracy: Score, baseline: float) -> Score:
-    """0 is the baseline, 1 is perfect."""
+    """Rescale an accuracy so that the baseline is 0 and a perfect score is 1."""
     return (accuracy - baseline) / (1 - baseline)
 
 
 def all_centered(
     accuracies: Mapping[str, Score], baselines: Mapping[str, float]
 ) -> dict[str, Score]:
-    """Each task's accuracy, centered."""
-    return {label: centered(found, baselines[label]) for label, found in accuracies.items()}
+    """Center the accuracy of every task by its baseline."""
+    return {label: centered(accuracy, baselines[label]) for label, accuracy in accuracies.items()}
 
 
 def core(scores: Mapping[str, Score]) -> Score:
-    """The plain mean of all tasks' centered scores."""
+    """The unweighted mean of the centered scores."""
     return sum(scores.values()) / len(scores)  # pyright: ignore[reportReturnType]
 
 
 def manipulation(scores: Mapping[str, Score]) -> Score | None:
-    """The mean over the manipulation subset; none unless all of it is there."""
+    """The mean over the manipulation subset; None if one of its tasks is missing."""
     if not set(CORE_MANIPULATION) <= scores.keys():
         return None
     return core({label: scores[label] for label in CORE_MANIPULATION})
 
 
 def retained(score: float, *, without: float, full: float) -> float:
-    """How much of what the full change gains over none, another change keeps."""
+    """The share of the full change's gain that a partial change, with `score`, retains."""
     return (score - without) / (full - without)
 
 
 @dataclass(frozen=True)
 class Guess:
-    """The accuracy of knowing nothing about the question."""
+    """The accuracy of guessing without reading the question."""
 
     uniform: float
-    """Any option alike; 0 for language modelling."""
+    """All options are equally likely; 0 for language modelling."""
     majority: float
-    """Always the most frequent answer, which must be known."""
+    """The guess is always the most frequent answer of the task, which must be known."""
 
 
 def guess(examples: Sequence[Example]) -> Guess:
-    """What guessing scores on these examples; the printed baselines are not always that."""
+    """The accuracy of guessing on these examples; published baselines may differ from it."""
     answers: Counter[str | int] = Counter()
     uniform = 0.0
     for example in examples:

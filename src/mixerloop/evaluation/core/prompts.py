@@ -1,6 +1,6 @@
-"""The text a model sees: examples before the question, then the question, concatenated plainly.
+"""The text of a prompt: the shots, then the question, concatenated.
 
-White space is data: nothing is stripped but where the protocol says so.
+White space is part of the data. It is stripped only where the protocol requires it.
 """
 
 import random
@@ -16,21 +16,21 @@ BETWEEN = "\n\n"
 
 
 def shuffled(examples: Sequence[T]) -> list[T]:
-    """The order in which examples are numbered, and of which a limit takes the first."""
+    """Shuffle examples; their numbers follow this order, and a limit takes the first of them."""
     order = list(examples)
-    random.Random(SHUFFLE_SEED).shuffle(order)  # noqa: S311 - the protocol's own generator
+    random.Random(SHUFFLE_SEED).shuffle(order)  # noqa: S311 - the protocol's generator
     return order
 
 
 def shots_of(index: int, *, num_examples: int, num_shots: int) -> list[int]:
-    """Which examples stand before number `index`: drawn from all but itself, in this order."""
+    """The shots of example `index`, in their order, drawn from all other examples."""
     generator = random.Random(SHOTS_SEED + index)  # noqa: S311
     drawn = generator.sample(range(num_examples - 1), num_shots)
-    return [other + (other >= index) for other in drawn]
+    return [shot + (shot >= index) for shot in drawn]
 
 
 def prompts(example: Example, *, shots: Sequence[Example], delimiter: str) -> tuple[str, ...]:
-    """One text per option; for language modelling the text without its end, and with it."""
+    """One text per option; for language modelling, the text without and with its continuation."""
     before = "".join(answered(shot, delimiter) + BETWEEN for shot in shots)
     if isinstance(example, LanguageModeling):
         whole = before + answered(example, delimiter)
@@ -42,7 +42,7 @@ def prompts(example: Example, *, shots: Sequence[Example], delimiter: str) -> tu
 
 
 def answered(example: Example, delimiter: str) -> str:
-    """An example with its right answer."""
+    """The text of an example with its right answer, as shown in a shot."""
     if isinstance(example, LanguageModeling):
         return f"{example.context.strip()}{delimiter}{example.continuation}"
     if isinstance(example, MultipleChoice):

@@ -1,4 +1,4 @@
-"""How far accuracies would move if other examples of the same kind had been asked."""
+"""Accuracies on resampled examples, for intervals over examples."""
 
 from collections.abc import Mapping
 
@@ -13,13 +13,14 @@ def resampled_accuracies(
 ) -> dict[str, Float[np.ndarray, "resamples runs"]]:
     """Accuracies of several runs in resamples of each task's examples, the same for all runs.
 
-    An example counts only by which of the runs had it right. To draw examples is therefore to draw
-    from these patterns with their frequencies, which takes one draw instead of one per example.
+    All that matters of an example is its pattern: which of the runs answered it right. Drawing
+    examples therefore equals drawing patterns with their frequencies. That takes one multinomial
+    draw per resample instead of one draw per example.
     """
     generator = np.random.default_rng(seed)
-    found = {}
+    accuracies = {}
     for label, of_task in right.items():
         patterns, counts = np.unique(of_task, axis=0, return_counts=True)
         drawn = generator.multinomial(len(of_task), counts / len(of_task), size=RESAMPLES)
-        found[label] = drawn @ patterns / len(of_task)
-    return found
+        accuracies[label] = drawn @ patterns / len(of_task)
+    return accuracies

@@ -33,12 +33,15 @@ def summarise(
     *,
     context: int,
 ) -> CoreFigures:
-    """Score the answers to the tasks that were asked."""
-    right = {label: np.array([[one.right] for one in found]) for label, found in answers.items()}
+    """Compute all figures from the answers to the tasks in `asked`."""
+    right = {
+        label: np.array([[answer.right] for answer in of_task])
+        for label, of_task in answers.items()
+    }
     accuracies = {label: float(of_task.mean()) for label, of_task in right.items()}
-    resampled = {label: found[:, 0] for label, found in resampled_accuracies(right).items()}
+    resampled = {label: drawn[:, 0] for label, drawn in resampled_accuracies(right).items()}
     baselines = {"v1": bundle.baselines_v1, "v2": bundle.baselines_v2}
-    guesses = {one.task.label: guess(one.examples) for one in asked}
+    guesses = {of_task.task.label: guess(of_task.examples) for of_task in asked}
     tasks = {
         label: TaskScore(
             accuracy=estimate(accuracy, resampled[label], over="examples"),
@@ -47,7 +50,7 @@ def summarise(
             centered_v1=centered(accuracy, baselines["v1"][label]),
             centered_v2=centered(accuracy, baselines["v2"][label]),
             examples=len(answers[label]),
-            cropped_share=float(np.mean([one.cropped for one in answers[label]])),
+            cropped_share=float(np.mean([answer.cropped for answer in answers[label]])),
             guess=guesses[label],
             tokens_plain=works[label].tokens_plain,
             tokens_processed=works[label].tokens_processed,
@@ -55,21 +58,21 @@ def summarise(
         )
         for label, accuracy in accuracies.items()
     }
-    whole = len(asked) == len(bundle.tasks)
+    is_whole = len(asked) == len(bundle.tasks)
     cores: dict[Version, Estimate | None] = {}
     manipulations: dict[Version, Estimate | None] = {}
     guess_core: dict[Version, Guess | None] = {}
     for version in VERSIONS:
         point = all_centered(accuracies, baselines[version])
         drawn = all_centered(resampled, baselines[version])
-        cores[version] = estimate(core(point), core(drawn), over="examples") if whole else None
+        cores[version] = estimate(core(point), core(drawn), over="examples") if is_whole else None
         subset, drawn_subset = manipulation(point), manipulation(drawn)
         manipulations[version] = (
             None
             if subset is None or drawn_subset is None
             else estimate(subset, drawn_subset, over="examples")
         )
-        guess_core[version] = _guess_core(guesses, baselines[version]) if whole else None
+        guess_core[version] = _guess_core(guesses, baselines[version]) if is_whole else None
     reasons = _reasons(asked, context=context)
     return CoreFigures(
         core_v1=cores["v1"],
@@ -96,14 +99,14 @@ def _guess_core(guesses: Mapping[str, Guess], baselines: Mapping[str, float]) ->
 
 
 def _reasons(asked: list[AskedTask], *, context: int) -> list[str]:
-    """Why a result must not stand beside published ones."""
+    """Reasons why a result is not comparable with published results."""
     reasons = []
-    labels = {one.task.label for one in asked}
+    labels = {of_task.task.label for of_task in asked}
     if missing := {*CORE_UPPER, *CORE_MANIPULATION} - labels:
         reasons.append(f"{len(missing)} of the 22 tasks were not asked")
     if others := labels - {*CORE_UPPER, *CORE_MANIPULATION}:
         reasons.append(f"{len(others)} tasks are not CORE's")
-    if limited := sum(one.limited for one in asked):
+    if limited := sum(of_task.limited for of_task in asked):
         reasons.append(f"{limited} tasks were limited, and with them the examples shown as shots")
     if context != CORE_CONTEXT:
         reasons.append(f"the context was {context:,} tokens, not {CORE_CONTEXT:,}")

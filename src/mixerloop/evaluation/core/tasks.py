@@ -1,4 +1,4 @@
-"""The tasks as `core.yaml` lists them, and their examples, one JSON object per line."""
+"""Read the tasks of `core.yaml`, and their examples, one JSON object per line."""
 
 import json
 import re
@@ -14,19 +14,19 @@ Kind = Literal["multiple_choice", "schema", "language_modeling"]
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One task: where its examples lie and how they are asked."""
+    """A task: the path of its examples, and the format of its prompts."""
 
     label: str
     dataset: str
     kind: Kind
     num_shots: int
     delimiter: str = " "
-    """Stands between a question and its answer."""
+    """The text between a question and its answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoice:
-    """One question, several answers; the most likely is taken."""
+    """One question with several answers; the model chooses the most likely answer."""
 
     query: str
     choices: tuple[str, ...]
@@ -35,7 +35,7 @@ class MultipleChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """Several beginnings, one end; taken is the beginning that makes the end most likely."""
+    """Several beginnings of one end; the model chooses the beginning with the likeliest end."""
 
     context_options: tuple[str, ...]
     continuation: str
@@ -44,7 +44,7 @@ class Schema:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModeling:
-    """A beginning whose end has to be said word for word."""
+    """A beginning whose continuation the model must predict token for token."""
 
     context: str
     continuation: str
@@ -57,12 +57,12 @@ EXAMPLES: dict[Kind, type[Example]] = {
     "language_modeling": LanguageModeling,
 }
 MUST_SAY_SOMETHING = ("query", "context", "continuation")
-ALSO_KNOWN = {"category"}  # of jeopardy, which we do not split
+ALSO_KNOWN = {"category"}  # a key of jeopardy, which is not split by category here
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    """A task as the file spells it."""
+    """A task with the keys of `core.yaml`."""
 
     label: str
     dataset_uri: str
@@ -73,7 +73,7 @@ class _Entry:
 
 
 def read_tasks(content: bytes, where: str) -> tuple[Task, ...]:
-    """The tasks of a `core.yaml`, in its order."""
+    """Read the tasks of a `core.yaml`, in their order in the file."""
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(content)):
             raise ValueError(f"{where}: has aliases, which a list of tasks does not need")
@@ -112,8 +112,8 @@ def _task(data: Any, where: str) -> Task:
 
 
 def read_examples(content: bytes, kind: Kind, where: str) -> list[Example]:
-    """The examples of a file in its order; a line that is none is named with its number."""
-    lines = content.split(b"\n")  # and at no other character: some texts hold U+2028
+    """Read the examples of a file, in its order; the error for a bad line has its number."""
+    lines = content.split(b"\n")  # not splitlines: some texts contain U+2028
     if lines[-1] == b"":
         lines.pop()
     if not lines:
@@ -136,7 +136,7 @@ def _example(line: bytes, kind: Kind, where: str) -> Example:
         line.decode()
         json.dumps(data, ensure_ascii=False).encode()
     except UnicodeError:
-        raise ValueError(f"{where}: holds what is no character") from None
+        raise ValueError(f"{where}: is not valid Unicode text") from None
     for name in MUST_SAY_SOMETHING:
         if not getattr(example, name, "something").strip():
             raise ValueError(f"{where}: {name} is empty")
@@ -150,7 +150,7 @@ def _example(line: bytes, kind: Kind, where: str) -> Example:
 
 
 def options_of(example: MultipleChoice | Schema) -> tuple[str, ...]:
-    """What there is to choose from."""
+    """The options that the model chooses from."""
     return example.choices if isinstance(example, MultipleChoice) else example.context_options
 
 

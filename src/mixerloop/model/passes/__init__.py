@@ -8,7 +8,7 @@ add losses. It must treat every token alone.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -61,6 +61,7 @@ class Passes:
         return occurrence.sublayer == sublayer and layer in (None, occurrence.layer)
 
 
+@runtime_checkable
 class PassHooks(Protocol):
     """What the walk asks of a pass rule."""
 

@@ -6,13 +6,16 @@ table of weights serves all layers.
 
 import numpy as np
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from mixerloop.draws import Draws
 from mixerloop.kinds import PassResidualOptions
-from mixerloop.model.passes import Passes, PassRule, Residual
+from mixerloop.model.passes import Passes, PassRule
 from mixerloop.model.sublayer import Losses
 from mixerloop.schedule import Occurrence
+
+Residual = Float[Tensor, "batch seq d_model"]
 
 
 class PassResidual(PassRule):
