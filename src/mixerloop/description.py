@@ -39,7 +39,7 @@ class Description:
     """The paper's figures for this size; None if the paper has no such size."""
 
     def to_json(self) -> dict[str, Any]:
-        """What `mixerloop describe --json` prints; the paper's figures are strings."""
+        """The JSON that `mixerloop describe --json` prints; the paper's figures are strings."""
         return {
             "size": self.size,
             "schedule": self.schedule,

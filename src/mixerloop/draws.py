@@ -38,9 +38,7 @@ def normal_quantile(p: np.ndarray) -> np.ndarray:
     """The inverse of the normal distribution function, to about 1e-15 (Wichura 1988, AS 241)."""
     from_middle = p - 0.5
     x = from_middle * _ratio(CENTRAL * CENTRAL - from_middle * from_middle, *IN_THE_CENTRE)
-    tails = np.flatnonzero(
-        np.abs(from_middle) > CENTRAL
-    )  # the formula above is not valid in the tails
+    tails = np.flatnonzero(np.abs(from_middle) > CENTRAL)  # where the formula above is invalid
     p, is_lower = p[tails], from_middle[tails] < 0
     depth = np.sqrt(-log(np.where(is_lower, p, 1 - p)))
     size = _ratio(depth - NEAR, *IN_THE_TAIL)

@@ -51,7 +51,7 @@ class Installation:
     """Optional packages, and whether each is installed."""
 
     def to_json(self) -> dict[str, Any]:
-        """What `mixerloop doctor --json` prints."""
+        """The JSON that `mixerloop doctor --json` prints."""
         return asdict(self)
 
 

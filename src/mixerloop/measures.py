@@ -77,7 +77,7 @@ MEASURES: dict[str, Measure] = {}
 
 def register(measure: Measure) -> Measure:
     """Add a measure to the registry; raises if its name or one of its scores exists."""
-    taken = {score.name for other in MEASURES.values() for score in other.scores}
+    taken = {score.name for registered in MEASURES.values() for score in registered.scores}
     if measure.name in MEASURES or taken & {score.name for score in measure.scores}:
         raise ValueError(f"measure '{measure.name}': the measure or one of its scores exists")
     MEASURES[measure.name] = measure

@@ -43,9 +43,7 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
         if not isinstance(value, dict):
             raise ValueError(f"{name} must be a table, got {value!r}")
         from_table = getattr(hint, "from_table", None)
-        if (
-            from_table is not None
-        ):  # defined by a dataclass whose table has other keys than its fields
+        if from_table is not None:  # the dataclass has a table with other keys than its fields
             return from_table(value)
         return from_dict(hint, value, f"{name}.")  # pyright: ignore[reportArgumentType]
     if get_origin(hint) is tuple:

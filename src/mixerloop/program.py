@@ -31,15 +31,11 @@ def run_program(work: Callable[[], None]) -> None:
         work()
         if sys.stdout is not None:
             sys.stdout.flush()
-    except (
-        BrokenPipeError
-    ):  # the reader has closed the pipe, as in `mixerloop describe 15m | head -1`
+    except BrokenPipeError:  # the reader has exited, as in `mixerloop describe 15m | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except (KeyboardInterrupt, SystemExit) as stop:
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(
-                number, signal.SIG_IGN
-            )  # the process is ending already, so a second signal is ignored
+            signal.signal(number, signal.SIG_IGN)  # the process is ending already
         if isinstance(stop, SystemExit):
             raise
         print(file=sys.stderr)

@@ -69,7 +69,7 @@ class PlannedArm:
     vocab_size: int
     parameters: int
     flops_per_token: float
-    """Of a forward and a backward pass together."""
+    """Operations of a forward and a backward pass."""
     macs: dict[str, int]
     """Multiply-adds of one occurrence, by sublayer."""
 

@@ -38,7 +38,7 @@ class Generated:
     seed: int
 
     def to_json(self) -> dict[str, Any]:
-        """What `mixerloop generate --json` prints."""
+        """The JSON that `mixerloop generate --json` prints."""
         return asdict(self)
 
 

@@ -1,4 +1,4 @@
-"""CORE: our scorer against a plain one that runs every sequence of a question whole.
+"""CORE: our scorer against a plain scorer that runs every sequence of a question whole.
 
 The plain scorer is nanochat's: the sequences of one question are one padded batch, one question
 after another, with the logits, loss and argmax of every token.
@@ -71,7 +71,7 @@ class CoreBench:
     provenance: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """What `mixerloop bench core --json` prints."""
+        """The JSON that `mixerloop bench core --json` prints."""
         return {
             **asdict(self.figures),
             "bundle": self.bundle,

@@ -17,10 +17,7 @@ from mixerloop.notation import resolve
 PREFIXES = (64, 512, 1024, 2048, 8192)
 RECOMPUTED_PREFIX = 1024
 TOKENS_IN_A_ROW = 8
-LEAST_RECOMPUTED, REPEATS_PER_RECOMPUTED = (
-    3,
-    6,
-)  # a forward pass takes as long as hundreds of tokens
+LEAST_RECOMPUTED, REPEATS_PER_RECOMPUTED = 3, 6  # a forward pass costs hundreds of tokens
 AGREE = 1e-4  # two implementations in float32, over all layers and a thousand tokens
 
 
@@ -58,7 +55,7 @@ class DecodeBench:
     provenance: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """What `mixerloop bench decode --json` prints."""
+        """The JSON that `mixerloop bench decode --json` prints."""
         return {**asdict(self.figures), "provenance": self.provenance}
 
 

@@ -76,7 +76,7 @@ def _quartiles(values: list[float]) -> Quartiles:
 
 
 def peak_bytes(function: Callable[[], object]) -> int:
-    """The most memory torch held at once on the CPU during a call, beyond what it held before."""
+    """The peak of torch's memory on the CPU during a call, minus its memory before the call."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = function()

@@ -28,7 +28,7 @@ SHAPES: dict[str, Shape] = {
     "110m": (2, 1024, 12, 64),
     "long": (1, 8192, 4, 72),
 }
-"""Batch, tokens, heads, head size."""
+"""Each shape is batch, tokens, heads and head size."""
 OURS: tuple[Form, ...] = ("native", "torch")
 PEERS = {"transformers": "transformers", "fla_naive": "fla"}
 AGREE = 1e-4  # float32, two orders of summation
@@ -59,7 +59,7 @@ class OperatorBench:
     provenance: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """What `mixerloop bench operator --json` prints."""
+        """The JSON that `mixerloop bench operator --json` prints."""
         return asdict(self)
 
 

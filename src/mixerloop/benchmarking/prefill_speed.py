@@ -49,7 +49,7 @@ class PrefillBench:
     provenance: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """What `mixerloop bench prefill --json` prints."""
+        """The JSON that `mixerloop bench prefill --json` prints."""
         return asdict(self)
 
 

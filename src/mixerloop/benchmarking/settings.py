@@ -21,7 +21,7 @@ class OperatorSettings:
     """The forms of the gated delta rule beside those of other packages."""
 
     shapes: tuple[str, ...] = OPERATOR_SHAPES
-    """Which shapes: 15m, 110m, long."""
+    """The shapes to time: 15m, 110m, long."""
     repeats: int = 10
     """Timed calls of each form."""
     strong_decay: bool = False
@@ -51,7 +51,7 @@ class PrefillSettings:
     device: Device = "auto"
     """The device to run on."""
     warmup: int = 6
-    """Calls before the timed ones."""
+    """Untimed calls before the timed calls."""
     repeats: int = 20
     """Timed calls of each loop."""
 
@@ -93,9 +93,9 @@ class TrainSettings:
     length: int = 1024
     """Tokens of a window."""
     compute_dtype: ComputeDtypeChoice = "auto"
-    """The type of the projections; auto is what training would take here."""
+    """The type of the projections; auto is the type that training chooses here."""
     form: str = "auto"
-    """auto, native, torch or definition."""
+    """The form of the operator: auto, native, torch or definition."""
     repeats: int = 5
     """Timed steps."""
 
@@ -133,7 +133,7 @@ class CoreSettings:
     """CORE with shared prefixes against CORE with every sequence run whole."""
 
     run_path: Path | None = None
-    """A run; without one, a fresh model with a tokenizer trained on the examples."""
+    """A run; by default a fresh model with a tokenizer trained on the examples."""
     size: str = "nano"
     """The preset of a fresh model."""
     schedule: str | None = None
@@ -141,7 +141,7 @@ class CoreSettings:
     bundle: Path | None = None
     """The evaluation bundle."""
     tasks: tuple[str, ...] = ()
-    """Only these tasks."""
+    """The tasks to score; by default all."""
     examples: int = 20
     """Examples of each task."""
     context: int = paper.CORE_CONTEXT

@@ -57,7 +57,7 @@ class TrainBench:
     provenance: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """What `mixerloop bench train --json` prints."""
+        """The JSON that `mixerloop bench train --json` prints."""
         return asdict(self)
 
 

@@ -58,7 +58,7 @@ class TransportBench:
     provenance: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """What `mixerloop bench transport --json` prints."""
+        """The JSON that `mixerloop bench transport --json` prints."""
         return {**asdict(self.figures), "provenance": self.provenance}
 
 

@@ -42,7 +42,7 @@ examples:
   mixerloop bench prefill
   mixerloop bench prefill --sizes 15m --batches 8 --json
 """
-DECODE_HELP = """One more token after prefixes of 64 to 8,192 tokens, or by a whole forward pass.
+DECODE_HELP = """One more token after 64 to 8,192 tokens, and its time against a whole forward pass.
 
 examples:
   mixerloop bench decode
@@ -158,7 +158,7 @@ class Core(CoreSettings):
     run_path: Annotated[
         tyro.conf.Positional[Path | None], tyro.conf.arg(name="run", metavar="[RUN]")
     ] = None
-    """A run; without one, a fresh model with a tokenizer trained on the examples."""
+    """A run; by default a fresh model with a tokenizer trained on the examples."""
     json: bool = False
     """Print JSON for programs."""
 

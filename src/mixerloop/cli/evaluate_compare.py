@@ -31,7 +31,7 @@ class Compare:
     """The options of `mixerloop evaluate compare`."""
 
     run_paths: tyro.conf.Positional[tuple[Path, ...]]
-    """Runs with results of `evaluate nll`, `hops` or `core`, or folders given as their --out."""
+    """Runs with results of `evaluate nll`, `hops` or `core`, or the folders of their --out."""
     seed: int = 0
     """Seed of the resampling."""
     json: bool = False

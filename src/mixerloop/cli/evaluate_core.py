@@ -34,7 +34,7 @@ class Core(Opening):
     bundle: Path | None = None
     """The evaluation bundle."""
     tasks: tuple[str, ...] = ()
-    """Only these tasks."""
+    """The tasks to score; by default all."""
     limit: int | None = None
     """Only the first examples of each task; such a score is not comparable with other scores."""
     context: int = paper.CORE_CONTEXT
@@ -69,9 +69,7 @@ class Core(Opening):
             print(json_text(encode(result)), end="")
             return
         _show(str(self.run_path), result)
-        assert (
-            subject.results is not None
-        )  # evaluate_core rejects a subject without a results folder
+        assert subject.results is not None  # evaluate_core needs a results folder
         answers = MEASURES["core"].details_in(subject.results)
         print(f"{where_kept(subject, result)}, answers in {answers}")
 

@@ -48,7 +48,7 @@ class Generate:
     schedule: str | None = None
     """Run under another schedule than that of the weights."""
     compute_dtype: str = "float32"
-    """float32 or bfloat16."""
+    """The type of the projections: float32 or bfloat16."""
     form: str = "auto"
     """The form of the gated delta rule: auto, native, torch or definition."""
     json: bool = False

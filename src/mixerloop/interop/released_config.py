@@ -181,9 +181,8 @@ def released_config(config: ModelConfig, *, like: Mapping[str, Any] | None = Non
         needed["architectures"] = [RELEASES[kind].architecture]
     if kind in RELEASES and kind != NO_LOOP:
         needed[LOOP_COUNT] = num_passes_of(config.occurrences())
-        needed["use_cache"] = (
-            False  # the authors' classes cache one state for all passes of a layer
-        )
+        # The authors' classes would cache one state for all passes of a layer.
+        needed["use_cache"] = False
     if unit is not None and kind != ANY_SCHEDULE:
         needed[USE_RESIDUAL] = True
     usual = PUBLISHED | (PUBLISHED_WITHOUT_LOOP if kind == NO_LOOP else {})

@@ -71,9 +71,8 @@ def write_tokenizer(folder: Path) -> None:
 def _merges(pieces: Sequence[tuple[str, float]]) -> list[tuple[str, str]]:
     """Every pair of pieces that makes up a piece, in the order in which SentencePiece merges."""
     known = {piece for piece, _ in pieces}
-    by_score = sorted(
-        pieces, key=lambda piece: -piece[1]
-    )  # stable: the lower id first among equal scores
+    # The sort is stable: among equal scores the lower id comes first.
+    by_score = sorted(pieces, key=lambda piece: -piece[1])
     return [
         (piece[:at], piece[at:])
         for piece, _ in by_score

@@ -103,7 +103,7 @@ class PrefillCase:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillTimes:
-    """The content of prefill.json, as far as reports show it."""
+    """The content of prefill.json."""
 
     cases: tuple[PrefillCase, ...]
     provenance: dict[str, Any]

@@ -1,1 +1,1 @@
-"""Matched sets of runs: planned, run cell by cell, measured alike."""
+"""Studies: matched sets of runs that are planned, trained, measured and compared."""

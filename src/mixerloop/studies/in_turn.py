@@ -1,4 +1,4 @@
-"""Cells one after another, in this process."""
+"""Run cells one after another in this process."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""From a study file to cells: one model, one seed, trained and measured."""
+"""Turn a study file into cells: each is one model with one seed, to be trained and measured."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class Cell:
     measure: tuple[str, ...]
     parameters: int
     flops_per_token: float
-    """Of a forward and a backward pass together."""
+    """Operations of a forward and a backward pass."""
     cpus: int
     gpus: int
 
@@ -86,7 +86,7 @@ class Plan:
         write_file(self.folder / PLAN, json_text(encode(self.summary())))
 
     def check_unchanged(self) -> None:
-        """Reject a folder whose data or measurements were made as another plan said."""
+        """Reject a folder whose data or measurements were made under another plan."""
         if not (self.folder / PLAN).is_file():
             return
         before, now = read_plan(self.folder), self.summary()

@@ -32,17 +32,17 @@ RUNS = "runs"
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenReport:
-    """The page of a report that was written, and what the report says."""
+    """A report that was written: its page, its findings and a warning."""
 
     page: Path
     """The HTML file; report.md and the figures are beside it."""
     findings: tuple[str, ...]
     """The order of the models by each measure, and which differences are resolved."""
     warning: str | None = None
-    """Why runs were not compared."""
+    """The reason if runs were not compared."""
 
     def to_json(self) -> dict[str, Any]:
-        """What `mixerloop report --json` prints."""
+        """The JSON that `mixerloop report --json` prints."""
         return {"report": str(self.page), "findings": list(self.findings)}
 
 

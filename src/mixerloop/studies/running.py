@@ -42,7 +42,7 @@ class PendingCell:
     cell: Cell
     state: CellState
     expected_seconds: float | None
-    """Of the training that is left; None for a cell that is done, was picked, or needs a GPU."""
+    """For the rest of the training; None for a cell that is done, was picked, or needs a GPU."""
 
     def to_json(self) -> dict[str, Any]:
         """A row of the cells that `mixerloop study FILE --dry-run --json` prints."""
@@ -62,7 +62,7 @@ class PlannedStudy:
 
     plan: Plan
     cells: tuple[PendingCell, ...]
-    """All cells of the study, or the picked ones."""
+    """All cells of the study, or the picked cells."""
     picked: bool
     """Whether cells were picked; no report is written then."""
     chosen_jobs: int | None
@@ -87,7 +87,7 @@ class PlannedStudy:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """What `mixerloop study FILE --dry-run --json` prints."""
+        """The JSON that `mixerloop study FILE --dry-run --json` prints."""
         return {"cells": [cell.to_json() for cell in self.cells], "precision": self.precision()}
 
 

@@ -212,14 +212,14 @@ def _check_transport(
         )
 
 
-def _check_prefill(file: StudyFile, asked: PrefillSettings) -> None:
-    for size in asked.sizes:
+def _check_prefill(file: StudyFile, prefill: PrefillSettings) -> None:
+    for size in prefill.sizes:
         if size not in PRESETS:
             raise file.refused(
                 "prefill.sizes", f"unknown preset '{size}'; {suggest(size, PRESETS)}"
             )
-    numbers = (*asked.batches, asked.length, asked.warmup, asked.repeats)
-    if not asked.sizes or not asked.batches or min(numbers) < 1:
+    numbers = (*prefill.batches, prefill.length, prefill.warmup, prefill.repeats)
+    if not prefill.sizes or not prefill.batches or min(numbers) < 1:
         raise file.refused("prefill", "name sizes and batches; every number must be at least 1")
 
 

@@ -376,9 +376,7 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
     def __init__(self, config: LoopedConfig) -> None:
         super().__init__(config)
         assert self.generation_config is not None
-        self.generation_config.use_cache = (
-            True  # even if the config, which is of training, turns the cache off
-        )
+        self.generation_config.use_cache = True  # even if the config of training disables it
         self.model = self.model_class(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
