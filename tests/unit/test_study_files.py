@@ -71,9 +71,9 @@ def test_the_released_study_has_the_residual_and_the_weights_of_each_architectur
 def test_what_the_paper_measured_in_bfloat16_is_measured_in_bfloat16(name, tmp_path):
     (part,) = make_plan(read_study(STUDIES / f"{name}.toml"), tmp_path).summary().parts
     assert part.compute_dtype == "bfloat16"
-    assert part.measure_in == {
-        **{"nll": "float32", "hops": "float32", "core": "bfloat16", "transport": "bfloat16"}
-    }
+    in_bfloat16 = {name for name, dtype in part.measure_in.items() if dtype == "bfloat16"}
+    assert in_bfloat16 == {"core", "transport"}
+    assert {"nll", "hops"} <= part.measure_in.keys()
 
 
 def test_a_begun_study_may_measure_more_but_not_in_another_type(write, tmp_path):
