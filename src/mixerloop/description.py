@@ -43,7 +43,7 @@ class Description:
         return {
             "size": self.size,
             "schedule": self.schedule,
-            **asdict(self.model),
+            **{key: value for key, value in asdict(self.model).items() if value != ()},
             "schedules": {name: asdict(account) for name, account in self.accounts.items()},
             "paper": None if self.paper is None else asdict(self.paper),
         }
