@@ -70,7 +70,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def load_model(path: Path, *, form: FormChoice = "auto") -> tuple[LoopedLM, RunConfig]:
-    """The model of a checkpoint, or of a run's newest one, checked against its seal."""
+    """The model of a checkpoint, or of a run's newest checkpoint, checked against its seal."""
     folder = runs.find_checkpoint(path)
     check_seal(folder)
     config = configs.load(folder / runs.CONFIG)

@@ -1,8 +1,8 @@
 """Decoding: a state per occurrence, carried from token to token.
 
-A `DecodeState` is a value: nothing changes it in place. To keep a snapshot, keep the state; to roll
-back, go on from the one you kept; to fork, go on from one state twice, or `fork` it into a batch.
-No gradients flow through decoding; to train through states, give them to `LoopedLM.walk`.
+A `DecodeState` is a value: nothing changes it in place. A snapshot is the state itself. To roll
+back, continue from an earlier state; to fork, continue from a state twice, or `fork` it into a
+batch. No gradients flow through decoding; to train through states, give them to `LoopedLM.walk`.
 """
 
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ def side_by_side(states: Sequence[DecodeState]) -> DecodeState:
     """All sequences of several states of one schedule, in their order."""
     first = states[0]
     if any(state.schedule != first.schedule for state in states):
-        raise ValueError("states of different schedules cannot go on together")
+        raise ValueError("states of different schedules cannot be joined")
     joined = {
         occurrence: _rebuild(
             state,
@@ -96,7 +96,7 @@ def side_by_side(states: Sequence[DecodeState]) -> DecodeState:
 def feed(
     model: LoopedLM, tokens: Int[Tensor, "batch seq"], state: DecodeState
 ) -> tuple[Float[Tensor, "batch seq d_model"], DecodeState]:
-    """Feed tokens; returns the residual to read out where one likes, and the next state."""
+    """Feed tokens; returns the residual, not yet read out, and the next state."""
     if tokens.shape[0] != state.batch:
         raise ValueError(f"tokens hold {tokens.shape[0]} sequences, the state {state.batch}")
     walked = model.walk(model.embed(tokens), state.schedule, states=state.states)

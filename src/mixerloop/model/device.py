@@ -7,7 +7,7 @@ from mixerloop.parsing import one_of
 
 
 def find_device(choice: Device, *, option: str) -> torch.device:
-    """The device that is meant; `auto` is CUDA where there is one."""
+    """The chosen device; `auto` is CUDA where torch has a CUDA device."""
     one_of(Device, choice, "device")
     has_cuda = torch.cuda.is_available()
     if choice == "cuda" and not has_cuda:

@@ -27,7 +27,7 @@ class Sampling:
     """Draw from the fewest tokens that hold this much probability."""
 
     def __post_init__(self) -> None:
-        """Refuse what is not a distribution."""
+        """Reject options that leave no distribution to draw from."""
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
         if self.top_k is not None and self.top_k < 1:
@@ -80,7 +80,7 @@ def draw(
     ranked, order = probabilities.sort(dim=-1, descending=True, stable=True)
     if sampling.top_k is not None:
         ranked[:, sampling.top_k :] = 0
-    if sampling.top_p is not None:  # a token stays while those before it do not suffice
+    if sampling.top_p is not None:  # a token stays while the tokens before it hold less than top_p
         ranked[ranked.cumsum(-1) - ranked >= sampling.top_p * ranked.sum(-1, keepdim=True)] = 0
     up_to = ranked.cumsum(-1)
     wanted = torch.from_numpy(draws.uniforms(len(ranked))).to(ranked.device) * up_to[:, -1]

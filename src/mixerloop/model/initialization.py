@@ -85,7 +85,7 @@ def _fill(tensor: Tensor, value: np.ndarray) -> None:
 
 
 def _shrinking(model: LoopedLM) -> str | None:
-    """The projections that the authors' code draws smaller: those that write what is repeated.
+    """The projections that the authors' code draws smaller: the last ones of the repeated sublayer.
 
     Where the mixer is repeated, alone or with the ffn, its output projection; where only the ffn
     is, the ffn's. Without a loop nothing is drawn smaller.

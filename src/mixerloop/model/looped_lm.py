@@ -64,7 +64,7 @@ class Layer(nn.Module):
 
 
 class LoopedLM(nn.Module):
-    """A stack of layers and the schedule it was made for; every function takes another one too."""
+    """A stack of layers and its own schedule; forward and walk take any other schedule too."""
 
     layers: Sequence[Layer]
 
@@ -77,7 +77,7 @@ class LoopedLM(nn.Module):
             torch.empty(config.vocab_size, config.d_model), freeze=False
         )
         self.form: Form = choose_form(form)
-        """The form that was chosen for all operators; `forms` says what each operator has of it."""
+        """The chosen form; an operator without this form runs in torch, as `forms` says."""
         layers = [Layer(config, number, form=self.form) for number in range(config.num_layers)]
         self.layers = cast(Sequence[Layer], nn.ModuleList(layers))
         self.final_norm = RMSNorm(config.d_model, config.norm_eps, form=self.form)
