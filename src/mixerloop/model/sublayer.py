@@ -71,7 +71,7 @@ class SublayerModule(nn.Module, ABC):
 
     @abstractmethod
     def cost(self, prefix_tokens: int) -> Cost:
-        """The cost of the token after `prefix_tokens` others; it never falls as they become more."""
+        """The cost of the token after `prefix_tokens` others; it never falls as they grow."""
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """The state before the first token, for activations of this type."""

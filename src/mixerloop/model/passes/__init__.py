@@ -37,7 +37,7 @@ class Passes:
     """
 
     first: tuple[Sublayer, int | None]
-    """The sublayer that a pass begins with, and its layer; None for the same sublayer of any layer."""
+    """The sublayer that a pass begins with, and its layer; None for any layer."""
     last: tuple[Sublayer, int | None]
     num_passes: int
     """Passes of the schedule that the model was made for."""
