@@ -22,6 +22,7 @@ from mixerloop.cli import (
     train,
     transport,
 )
+from mixerloop.plugins import load_plugins
 from mixerloop.program import run_program
 
 Verb = (
@@ -43,7 +44,7 @@ Verb = (
 
 
 def main() -> None:
-    """Which part of a language model should loop, how often, and did the later passes earn it?"""
+    """Which part of a language model should loop, how often, and did the later passes pay?"""
     run_program(_run)
 
 
@@ -65,4 +66,5 @@ def _run() -> None:
         ),
     )
     machine.settle()
+    load_plugins()
     verb.run()

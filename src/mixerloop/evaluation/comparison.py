@@ -44,8 +44,10 @@ def compare(runs: Sequence[MeasuredRun], *, seed: int = 0) -> Comparison:
         if all(name in run.units for run in runs)
     }
     if not units:
+        compared = [measure.name for measure in MEASURES.values() if measure.units is not None]
         raise ValueError(
-            "no measure was taken of all these runs; evaluate nll, hops or core on each"
+            "no measure was taken of all these runs; measure each of them by one of "
+            f"{', '.join(compared)}"
         )
     scores: dict[str, Scores] = {}
     for name, of_runs in units.items():

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from mixerloop import machine
+from mixerloop.plugins import load_plugins
 from mixerloop.program import run_program
 
 
@@ -41,6 +42,7 @@ def start_cell(
 
 def _run_cell() -> None:
     machine.settle()  # before torch is loaded
+    load_plugins()
     from mixerloop.studies.cells import is_done
     from mixerloop.studies.in_turn import run_in_turn
     from mixerloop.studies.plan import make_plan
