@@ -84,6 +84,8 @@ class ModelConfig:
         if not 0 < self.norm_eps < math.inf:
             raise ValueError(f"model.norm_eps must be above 0, got {self.norm_eps}")
         for role in STACK_ROLES:
+            if not isinstance(getattr(self, role), tuple):
+                raise ValueError(f"model.{role} must be a tuple of kinds")
             num_kinds = len(getattr(self, role))
             if num_kinds == 0 or self.num_layers % num_kinds:
                 raise ValueError(
@@ -94,6 +96,8 @@ class ModelConfig:
         without = {name: kind_options(name, {}) for name in stack if name not in self.options}
         object.__setattr__(self, "options", {**without, **self.options})
         for name in self.options:
+            if name not in KINDS:
+                raise ValueError(f"model.{name}: unknown kind; {suggest(name, KINDS)}")
             if name not in stack and KINDS[name].role != "pass rule":
                 raise ValueError(f"model.{name}: no layer is of this kind")
         self.occurrences()
@@ -147,6 +151,11 @@ class ModelConfig:
         for name, given in self.options.items():
             if KINDS[name].role != "pass rule":
                 continue
+            known = (*UNITS, "released")
+            if given.unit not in known:
+                raise ValueError(
+                    f"model.{name}.unit '{given.unit}' is unknown; {suggest(given.unit, known)}"
+                )
             unit = self._repeated_unit(name) if given.unit == "released" else given.unit
             if unit is not None:
                 rules[name] = replace(given, unit=unit)
@@ -179,24 +188,20 @@ def kind_options(name: str, given: Mapping[str, Any]) -> Any:
 
 
 def override(table: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's table with some keys changed; tables of kinds that leave the stack are dropped."""
-    changed = {key: value for key, value in table.items() if key not in keys}
-    stack = _stack_of({**table, **keys})
-    for name in table:
-        if name in KINDS and KINDS[name].role != "pass rule" and name not in stack:
-            changed.pop(name, None)
-    for key, value in keys.items():
-        tables = dict.fromkeys([*stack, *(name for name in changed if name in KINDS)])
-        owners = [name for name in tables if key in option_names(name)]
-        if isinstance(value, dict) and isinstance(table.get(key), dict):
-            changed[key] = table[key] | value
-        elif len(owners) == 1:
-            if key in keys.get(owners[0], {}):
-                raise ValueError(f"model.{key} is given twice: also as model.{owners[0]}.{key}")
-            changed[owners[0]] = changed.get(owners[0], {}) | {key: value}
-        else:
-            changed[key] = value
-    return changed
+    """A model's table with some keys changed; options of kinds that leave the stack are dropped."""
+    plain, tables = _keys_and_tables(table)
+    roles = {role: value for role, value in {**plain, **keys}.items() if role in STACK_ROLES}
+    stack = _stack_of(roles)
+    tables = {
+        name: given
+        for name, given in tables.items()
+        if name in stack or KINDS[name].role == "pass rule"
+    }
+    changed, changed_tables = _keys_and_tables({**roles, **keys}, also=tuple(tables))
+    for name, given in changed_tables.items():
+        tables[name] = {**tables.get(name, {}), **given}
+    off = [name for name in keys if name in KINDS and keys[name] == "none"]
+    return {**plain, **changed, **{name: tables[name] for name in tables if name not in off}}
 
 
 def _stack_of(table: Mapping[str, Any]) -> list[str]:
@@ -222,15 +227,14 @@ def option_names(kind: str) -> list[str]:
 
 
 def _keys_and_tables(
-    table: Mapping[str, Any],
+    table: Mapping[str, Any], *, also: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Split `[model]` into its own keys and a table of options for each kind.
+    """The keys of `[model]`, and the table of each kind with the options that stand outside it.
 
-    Options that stand in `[model]` itself are moved to the table of their kind.
+    `also` names kinds, besides those of the stack, whose options may stand outside their table.
     """
-    stack = _stack_of(table)
     keys: dict[str, Any] = {}
-    tables: dict[str, dict[str, Any]] = {name: {} for name in stack}
+    tables: dict[str, dict[str, Any]] = {name: {} for name in (*_stack_of(table), *also)}
     loose: dict[str, Any] = {}
     for key, value in table.items():
         if key in STACK_ROLES:
@@ -242,6 +246,8 @@ def _keys_and_tables(
         elif key in KINDS and KINDS[key].role == "pass rule":
             if value != "none":
                 tables[key] = {"unit": value}
+        elif key in KINDS:
+            raise ValueError(f"model.{key} must be a table, got {value!r}")
         else:
             loose[key] = value
     for key, value in loose.items():
@@ -467,8 +473,7 @@ def load(path: Path | str, overrides: Tables | None = None) -> RunConfig:
 
 def run_config(data: dict[str, Any], overrides: Tables | None = None) -> RunConfig:
     """Build a run's config from nested tables; `model.preset` gives the missing model keys."""
-    overrides = overrides or {}
-    data = _with_new_names(data)
+    data, overrides = _with_new_names(data), _with_new_names(overrides or {})
     _check_warmup([data, overrides])
     tables = {section: data.get(section, {}) for section in (*data, *overrides)}
     for section, keys in overrides.items():
@@ -491,14 +496,19 @@ def _model_table(given: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
     return override(given, keys)
 
 
+OLD_FORMS = {"recurrent": "definition", "chunked": "torch"}
+"""The forms of 0.1.0, where a form was called an implementation."""
+
+
 def _with_new_names(data: dict[str, Any]) -> dict[str, Any]:
-    """Rename the keys of a config that an earlier version has written."""
+    """Tables whose keys have the names of this version, from tables of 0.1.0."""
     train = data.get("train")
     if not isinstance(train, dict) or "implementation" not in train:
         return data
-    form = {"recurrent": "definition", "chunked": "torch"}.get(
-        train["implementation"], train["implementation"]
-    )
+    if "form" in train:
+        raise ValueError("train.implementation is the old name of train.form; give one of them")
+    old = train["implementation"]
+    form = OLD_FORMS.get(old, old) if isinstance(old, str) else old
     named = {key: value for key, value in train.items() if key != "implementation"}
     return data | {"train": named | {"form": form}}
 

@@ -7,10 +7,9 @@ config loads no torch. See `docs/decisions/kinds.md`.
 
 import importlib
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from mixerloop.parsing import suggest
-from mixerloop.schedule import Unit
 
 Role = Literal["mixer", "ffn", "pass rule"]
 LARGEST_SIZE = 2**24  # wider than any model; a slip should not ask for all the memory there is
@@ -35,6 +34,11 @@ class Kind:
         return getattr(importlib.import_module(module), name)
 
 
+RESERVED = (
+    *("preset", "num_layers", "d_model", "vocab_size", "schedule", "mixer", "ffn", "norm_eps"),
+    "options",
+)
+"""Keys of `[model]`, which no kind may be called."""
 KINDS: dict[str, Kind] = {}
 """All registered kinds, by name."""
 
@@ -43,8 +47,11 @@ def register(kind: Kind) -> None:
     """Make a kind known to configs and models; registering the same kind again changes nothing."""
     if not kind.name.isidentifier():
         raise ValueError(f"'{kind.name}' cannot name a kind: it names a table of a config")
+    if kind.name in RESERVED:
+        raise ValueError(f"'{kind.name}' cannot name a kind: it is a key of [model]")
     known = KINDS.setdefault(kind.name, kind)
-    if (known.role, known.options.__qualname__) != (kind.role, kind.options.__qualname__):
+    same = [(one.role, one.options.__module__, one.options.__qualname__) for one in (known, kind)]
+    if same[0] != same[1]:
         raise ValueError(f"there is another {known.role} of the kind {kind.name}")
     KINDS[kind.name] = kind
 
@@ -118,12 +125,6 @@ class PassResidualOptions:
     unit: str
     """A pass goes round this unit: mixer, ffn, block or stack; released: round the unit that the
     schedule repeats, as in the authors' code."""
-
-    def __post_init__(self) -> None:
-        """Reject an unknown unit."""
-        known = (*get_args(Unit), "released")
-        if self.unit not in known:
-            raise ValueError(f"unit '{self.unit}' is unknown; {suggest(self.unit, known)}")
 
 
 for _kind in (

@@ -92,4 +92,4 @@ class Subject:
 
 def forms_of(model: LoopedLM) -> dict[str, str]:
     """The form of each operator of a model, for the provenance."""
-    return {operator: str(form) for operator, form in model.forms().items()}
+    return model.forms()

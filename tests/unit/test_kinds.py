@@ -20,24 +20,32 @@ from mixerloop.interop.folders import export
 from mixerloop.kinds import KINDS, Kind, register
 from mixerloop.model.accounting import account_model, account_schedule, training_flops_per_token
 from mixerloop.model.checkpoint import load_model
-from mixerloop.model.decoding import advance, prefill, start
+from mixerloop.model.decoding import advance, prefill, side_by_side, start
+from mixerloop.model.ffns.swiglu import SwiGLU
 from mixerloop.model.initialization import fresh_model, meta_model
 from mixerloop.model.sublayer import Cost, FFNModule, Output, ffn_kind
 from mixerloop.training.checkpoints import optimizer_tensors, restore, save
 from mixerloop.training.loss import SummedLoss
 from mixerloop.training.optimizer import make_optimizer
-from mixerloop.training.parallel import Ranks
+from mixerloop.training.parallel import ParallelLoss, Ranks
 from mixerloop.training.position import Position
 from mixerloop.training.run_setup import begin
 from mixerloop.training.trainer import Trainer
 from mixerloop.transport.trajectories import measure
 from small_model import SMALL, small_config
-from toys import input_injection, running_mean, toy_attention, two_experts  # noqa: F401
+from toys import (  # noqa: F401
+    input_injection,
+    running_mean,
+    token_shift,
+    toy_attention,
+    two_experts,
+)
 
 TOYS = {
     "mixer": {"mixer": "running_mean"},
     "growing": {"mixer": "toy_attention"},
     "ffn": {"ffn": "two_experts"},
+    "stateful ffn": {"ffn": "token_shift"},
     "rule": {"input_injection": "mixer"},
     "hybrid": {"mixer": ["gated_delta_net", "toy_attention"], "d_attention": 4},
     "everything": {
@@ -143,18 +151,17 @@ def test_decoding_gives_the_logits_of_the_parallel_forward(toy):
 def test_scores_do_not_depend_on_sharing(toy):
     model = large(fresh_model(toy, seed=0))
     generator = np.random.default_rng(0)
-    shared = generator.integers(toy.vocab_size, size=40)
-    questions = [
-        [
-            Candidate(np.append(shared, generator.integers(toy.vocab_size, size=size)), 40)
-            for size in (4, 6)
-        ]
-    ]
-    with_sharing, plain = (
-        LoopedScorer(model, share_prefixes=share).score(questions) for share in (True, False)
-    )
-    for one, other in zip(with_sharing[0], plain[0], strict=True):
-        np.testing.assert_allclose(one.losses, other.losses, atol=1e-4)
+    questions = []
+    for length in (30, 40, 300, 400, 700):  # too unequal to run as one batch
+        shared = generator.integers(toy.vocab_size, size=length)
+        ends = [generator.integers(toy.vocab_size, size=size) for size in (4, 6)]
+        questions.append([Candidate(np.append(shared, end), length) for end in ends])
+    scorers = [LoopedScorer(model, share_prefixes=share) for share in (True, False)]
+    with_sharing, plain = (scorer.score(questions) for scorer in scorers)
+    assert scorers[0].tokens_processed < 0.7 * scorers[1].tokens_processed
+    for question, others in zip(with_sharing, plain, strict=True):
+        for one, other in zip(question, others, strict=True):
+            np.testing.assert_allclose(one.losses, other.losses, atol=1e-4)
 
 
 def test_transport_restores_the_model_bit_for_bit(toy):
@@ -218,9 +225,10 @@ def test_auxiliary_losses_count_once_for_each_scored_token():
     assert model.get_parameter("layers.0.ffn.experts.1.0.weight").grad is None
 
 
-def test_a_weight_whose_first_gradient_comes_late_keeps_its_own_count(tiny, tmp_path):
+def test_a_weight_whose_first_gradient_comes_late_keeps_its_own_count(tiny, tmp_path, monkeypatch):
     """AdamW corrects its means by the number of updates of each weight."""
     config = RunConfig(model=tiny)
+    monkeypatch.setattr(SwiGLU, "may_skip_weights", True)
     model = fresh_model(tiny, seed=0)
     late = model.get_parameter("layers.1.ffn.down_proj.weight")
     never = model.get_parameter("layers.2.ffn.down_proj.weight")
@@ -242,6 +250,72 @@ def test_a_weight_whose_first_gradient_comes_late_keeps_its_own_count(tiny, tmp_
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
     assert float(after["step.layers.1.ffn.down_proj.weight"]) == 1
     assert "exp_avg.layers.2.ffn.down_proj.weight" not in after
+    monkeypatch.setattr(SwiGLU, "may_skip_weights", False)
+    with pytest.raises(ValueError, match=r"no moments of layers\.2\.ffn\.down_proj\.weight"):
+        restore(folder, again, other)
+
+
+def test_weights_without_gradients_are_not_sharded():
+    """FSDP2 would average the gradients of different experts."""
+    model = fresh_model(small_config(**SMALL).changed(ffn="two_experts"), seed=0)
+    with pytest.raises(ValueError, match="fsdp: a sublayer of this model may leave weights"):
+        ParallelLoss(SummedLoss(model), ranks=Ranks(num_ranks=2), parallel="fsdp")
+
+
+def test_growing_states_of_unequal_length_are_not_joined():
+    model = fresh_model(small_config(**SMALL).changed(mixer="toy_attention"), seed=0)
+    tokens = torch.zeros(1, 5, dtype=torch.int64)
+    states = [prefill(model, tokens[:, :length], start(model))[1] for length in (3, 5)]
+    with pytest.raises(ValueError, match="only after equal numbers of tokens"):
+        side_by_side(states)
+
+
+class Forgetful(SwiGLU):
+    def forward(self, x, state=None):
+        return super().forward(torch.nn.functional.dropout(x, 0.5), state)
+
+
+def test_recomputing_draws_the_same_random_numbers(tiny):
+    ffn_kind("forgetful", KINDS["swiglu"].options)(Forgetful)
+    config = tiny.changed(ffn="forgetful", d_ffn=28)
+    gradients = []
+    for recompute in (False, True):
+        model = fresh_model(config, seed=0)
+        torch.manual_seed(3)
+        SummedLoss(model, recompute=recompute)(*[torch.arange(20)[None] % 50] * 2).backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for plain, again in zip(*gradients, strict=True):
+        assert plain is not None
+        assert again is not None
+        assert torch.equal(plain, again)
+
+
+def test_a_kind_may_change_in_a_config_with_options_outside_tables():
+    table = dict(SMALL)
+    changed = configs.run_config({"model": table}, {"model": {"mixer": "running_mean"}}).model
+    assert changed.mixer == ("running_mean",)
+    assert changed.options["swiglu"].d_ffn == SMALL["d_ffn"]
+    wider = configs.run_config({"model": table}, {"model": {"swiglu": {"d_ffn": 32}}}).model
+    assert wider.options["swiglu"].d_ffn == 32
+    rule = {"input_injection": {"unit": "mixer", "penalty": 0.5}}
+    other = configs.run_config({"model": table | rule}, {"model": {"input_injection": "ffn"}}).model
+    assert other.options["input_injection"] == input_injection.InputInjectionOptions(
+        unit="ffn", penalty=0.5
+    )
+    none = configs.run_config({"model": table | rule}, {"model": {"input_injection": "none"}}).model
+    assert not none.pass_rules()
+
+
+def test_old_and_new_names_of_a_form_are_not_given_together():
+    train = {"steps": 3, "implementation": "chunked"}
+    model = {"preset": "nano"}
+    with pytest.raises(ValueError, match=r"old name of train\.form; give one of them"):
+        configs.run_config({"model": model, "train": train | {"form": "native"}})
+    with pytest.raises(ValueError, match=r"train\.form = \['x'\]"):
+        configs.run_config({"model": model, "train": train | {"implementation": ["x"]}})
+    config = configs.run_config({"model": model, "train": {"steps": 3}}, {"train": train})
+    assert config.train is not None
+    assert config.train.form == "torch"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -285,6 +359,8 @@ def test_a_model_with_a_careless_projection_is_not_shrunk(tiny):
         ({"mixer": "running_mean", "num_heads": 3}, "unknown key num_heads"),
         ({"input_injection": {"penalty": 1.0}}, "model.input_injection.unit is missing"),
         ({"mixer": "running_mean", "d_mean": "wide"}, "model.running_mean.d_mean = 'wide'"),
+        ({"input_injection": "mixr"}, "model.input_injection.unit 'mixr' is unknown; did you mean"),
+        ({"swiglu": 3}, "model.swiglu must be a table, got 3"),
     ],
 )
 def test_a_stack_that_cannot_be_is_rejected(tiny, keys, problem):
@@ -305,6 +381,8 @@ def test_a_kind_is_registered_once():
     register(KINDS["swiglu"])
     with pytest.raises(ValueError, match="there is another ffn of the kind swiglu"):
         register(Kind("swiglu", "ffn", NoOptions, Careless))
+    with pytest.raises(ValueError, match="'schedule' cannot name a kind: it is a key"):
+        register(Kind("schedule", "ffn", NoOptions, Careless))
     with pytest.raises(ValueError, match="'two words' cannot name a kind"):
         register(Kind("two words", "ffn", NoOptions, Careless))
 

@@ -132,6 +132,12 @@ def test_a_stack_without_loops_is_deepened_to_the_compute_of_a_loop():
         ('"mixer_loop(2)"', '"no_loop"', 7, "two models are called 'no_loop'"),
         ('"small.toml"', '"smal.toml"', 5, "smal.toml: there is no such config"),
         ("steps = 6", "stps = 6", 12, "unknown key stps; did you mean steps?"),
+        (
+            "[parts.train]",
+            "[parts.model]\nd_ffn = 0\n[parts.train]",
+            12,
+            "swiglu.d_ffn must be from",
+        ),
         ("steps = 6", "seed = 6", 12, "seed is for the study to set"),
         ("steps = 6", "warmup_steps = 9", 12, "more than the 4 steps"),
         ('["hops"]', "[]", 6, "'' makes no data; known: hops, stdlib"),
@@ -167,6 +173,13 @@ def test_no_number_of_layers_may_be_near_enough(write):
     unknown = arm.replace('flops_of = "no_loop"', 'flops_of = "nolop"')
     with pytest.raises(ValueError, match="there is no other model 'nolop' with"):
         plan_of(write('"mixer_loop(2)"', unknown))
+
+
+def test_a_synthetic_task_is_measured_on_synthetic_data_only(write):
+    path = write('prepare = ["hops"]', 'prepare = ["stdlib"]')
+    path.write_text(path.read_text().replace('"nll", "hops", "transport"', '"task"'))
+    with pytest.raises(ValueError, match=r"line 9: .*task can be measured on hops"):
+        plan_of(path)
 
 
 def test_lines_are_found_in_tables_of_tables():

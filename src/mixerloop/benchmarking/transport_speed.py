@@ -12,7 +12,7 @@ from mixerloop.benchmarking.settings import TransportSettings
 from mixerloop.config import ModelConfig
 from mixerloop.data.windows import DrawnWindows
 from mixerloop.model.accounting import account_model
-from mixerloop.model.initialization import fresh_model
+from mixerloop.model.initialization import fresh_model, meta_model
 from mixerloop.notation import resolve
 from mixerloop.transport.policies import (
     first_difference,
@@ -139,6 +139,7 @@ def _work_limit(config: ModelConfig, windows: DrawnWindows) -> float:
     Both engines also run one forward pass as a check.
     """
     account, schedule = account_model(config), config.occurrences()
+    mixes_tokens = meta_model(config).mixes_tokens
     macs, head = account.projection_macs(), account.head_macs_per_token
     context, chosen = windows.tokens.shape[1], len(windows.positions)
     forward = context * sum(macs[occurrence.sublayer] for occurrence in schedule)
@@ -150,7 +151,7 @@ def _work_limit(config: ModelConfig, windows: DrawnWindows) -> float:
         for number in range(num_passes):
             policy = restored(schedule, layer=layer, num_intact=number)
             for at in range(first_difference(policy, intact(schedule)), len(policy)):
-                tokens = context if at <= last_mixing(policy) else chosen
+                tokens = context if at <= last_mixing(policy, mixes_tokens) else chosen
                 shared += tokens * macs[policy[at].occurrence.sublayer]
             shared += chosen * head
     return plain / shared

@@ -75,7 +75,11 @@ def _option(section: str, key: str, kind: Any, text: str, hint: str) -> tuple[st
 
 def _docstrings(cls: type) -> dict[str, str]:
     """The string under each field of a dataclass."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    try:
+        source = inspect.getsource(cls)
+    except OSError:  # of a class from a notebook
+        return {}
+    (body,) = ast.parse(textwrap.dedent(source)).body
     assert isinstance(body, ast.ClassDef)
     docstrings = {}
     for field, after in zip(body.body, body.body[1:], strict=False):

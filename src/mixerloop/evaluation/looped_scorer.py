@@ -29,7 +29,6 @@ from mixerloop.evaluation.scorer import (
 )
 from mixerloop.model.decoding import DecodeState, feed, side_by_side, start
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.model.sublayer import has_state
 from mixerloop.ops.precision import compute_in
 from mixerloop.ops.workers import map_on_cores
 from mixerloop.schedule import Schedule
@@ -78,6 +77,7 @@ class LoopedScorer:
         self._most_tokens = BATCH_TOKENS if on_cpu else ACCELERATOR_BATCH_TOKENS
         self._state_bytes = STATE_BYTES if on_cpu else ACCELERATOR_STATE_BYTES
         self._most_states = self._most_trunks = 1
+        self._states_grow = False
 
     def score(self, questions: Sequence[Sequence[Candidate]]) -> list[list[TokenScores]]:
         """Score every candidate; candidates of a question share their common prefix."""
@@ -104,10 +104,17 @@ class LoopedScorer:
     def _limit_states(self, lengths: list[int]) -> None:
         """Limit the rows of a batch so that its states after the longest sequence fit in memory."""
         longest = max(lengths, default=1)
-        costs = [self._model.sublayer(occurrence).cost(longest) for occurrence in self._schedule]
-        state_bytes = max(1, sum(cost.state_bytes for cost in costs))
+        state_bytes = max(1, self._state_bytes_after(longest))
+        self._states_grow = state_bytes != max(1, self._state_bytes_after(0))
         self._most_states = max(1, self._state_bytes // state_bytes)
         self._most_trunks = max(1, TRUNK_STATE_BYTES // state_bytes)
+
+    def _state_bytes_after(self, num_tokens: int) -> int:
+        """Memory of the states of one sequence."""
+        return sum(
+            self._model.sublayer(occurrence).cost(num_tokens).state_bytes
+            for occurrence in self._schedule
+        )
 
     def _score_alone(self, sequences: "list[_Sequence]") -> None:
         batches = self._batches(sequences, [len(sequence.inputs) for sequence in sequences])
@@ -120,6 +127,15 @@ class LoopedScorer:
         )
         trunks = list(self._on_cores(self._run_trunk, batches))
         self.tokens_processed += sum(trunk.batch * trunk.num_tokens for trunk in trunks)
+        if not self._states_grow:
+            self._score_branches(batches, trunks)
+            return
+        for batch, trunk in zip(
+            batches, trunks, strict=True
+        ):  # states of unequal length stay apart
+            self._score_branches([batch], [trunk])
+
+    def _score_branches(self, batches: "list[list[_Family]]", trunks: list[DecodeState]) -> None:
         branches: list[_Branch] = []
         row = 0
         for batch, trunk in zip(batches, trunks, strict=True):
@@ -129,7 +145,6 @@ class LoopedScorer:
                 ]
                 row += 1
         all_trunks = side_by_side(trunks)
-        del trunks
         lengths = [len(branch.sequence.inputs) - branch.skipped for branch in branches]
         parts = self._batches(branches, lengths)
         for tokens in self._on_cores(partial(self._run_branches, all_trunks), parts):
@@ -230,12 +245,8 @@ def mixing_and_afterwards(model: LoopedLM, schedule: Schedule) -> tuple[Schedule
     """
     if model.pass_rules:
         return schedule, ()
-    stateful = [
-        at
-        for at, occurrence in enumerate(schedule)
-        if occurrence.sublayer == "mixer" or has_state(model.sublayer(occurrence))
-    ]
-    last = max(stateful, default=-1)
+    mixing = [at for at, occurrence in enumerate(schedule) if model.mixes_tokens(occurrence)]
+    last = max(mixing, default=-1)
     return schedule[: last + 1], schedule[last + 1 :]
 
 

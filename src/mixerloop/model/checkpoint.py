@@ -21,6 +21,11 @@ from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.provenance import collect_provenance
 
 WEIGHTS = "model.safetensors"
+DTYPE_NAMES = {
+    **{torch.float32: "F32", torch.int64: "I64", torch.int32: "I32"},
+    **{torch.uint8: "U8", torch.bool: "BOOL"},
+}
+"""The types of a checkpoint's tensors, as safetensors spells them."""
 
 
 def save_model(folder: Path, model: LoopedLM, config: RunConfig) -> None:
@@ -60,8 +65,8 @@ def save_run(
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors into a folder that is being made; numbers with a point must be float32."""
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and tensor.dtype != torch.float32:
-            raise ValueError(f"{name} is {tensor.dtype}; checkpoints hold float32")
+        if tensor.dtype not in DTYPE_NAMES:
+            raise ValueError(f"{name} is {tensor.dtype}; checkpoints hold float32 and integers")
     whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     try:
         save_file(whole, path, metadata={"format": "pt"})
@@ -98,7 +103,7 @@ def load_weights(model: LoopedLM, path: Path) -> None:
                 wanted, got = list(wanted_tensors[name].shape), list(tensor.get_shape())
                 if got != wanted:
                     problems.append(f"{name} has the shape {got}, not {wanted}")
-                elif tensor.get_dtype() != (dtype := _dtype_name(wanted_tensors[name])):
+                elif tensor.get_dtype() != (dtype := DTYPE_NAMES.get(wanted_tensors[name].dtype)):
                     problems.append(f"{name} is {tensor.get_dtype()}, not {dtype}")
             if problems:
                 raise ValueError(f"{path}: does not fit the model: {'; '.join(problems)}")
@@ -107,12 +112,3 @@ def load_weights(model: LoopedLM, path: Path) -> None:
         raise ValueError(f"{path}: not a readable safetensors file: {error}") from None
     model.load_state_dict(tensors, assign=True)
     fill_constants(model)
-
-
-def _dtype_name(tensor: Tensor) -> str:
-    """The type of a tensor as safetensors spells it."""
-    if tensor.is_floating_point():
-        return "F32"
-    return {torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL"}[
-        tensor.dtype
-    ]

@@ -74,6 +74,10 @@ def side_by_side(states: Sequence[DecodeState]) -> DecodeState:
     first = states[0]
     if any(state.schedule != first.schedule for state in states):
         raise ValueError("states of different schedules cannot be joined")
+    shapes = {tuple(tensor.shape[1:] for tensor in held) for held in first.states.values()}
+    for state in states[1:]:
+        if {tuple(one.shape[1:] for one in held) for held in state.states.values()} != shapes:
+            raise ValueError("states that grow can be joined only after equal numbers of tokens")
     joined = {
         occurrence: _rebuild(
             state,

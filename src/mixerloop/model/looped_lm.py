@@ -15,7 +15,15 @@ from mixerloop.config import Form, FormChoice, ModelConfig
 from mixerloop.kinds import KINDS
 from mixerloop.model.norm import RMSNorm
 from mixerloop.model.passes import Passes, PassRule
-from mixerloop.model.sublayer import FFNModule, MixerModule, Output, Place, State, SublayerModule
+from mixerloop.model.sublayer import (
+    FFNModule,
+    MixerModule,
+    Output,
+    Place,
+    State,
+    SublayerModule,
+    has_state,
+)
 from mixerloop.model.walk import NO_TAPS, Kept, States, Taps, Walked, check_taps, walk
 from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.ops.native_library import row_form
@@ -81,6 +89,9 @@ class LoopedLM(nn.Module):
         layers = [Layer(config, number, form=self.form) for number in range(config.num_layers)]
         self.layers = cast(Sequence[Layer], nn.ModuleList(layers))
         self.final_norm = RMSNorm(config.d_model, config.norm_eps, form=self.form)
+        homes = [KINDS[kind].home for pair in config.layer_kinds() for kind in pair]
+        self._may_draw = not all(isinstance(home, str) for home in homes)
+        """Whether a layer may draw random numbers; kinds that come with the package draw none."""
         rules: dict[str, PassRule] = {}
         for name, options in config.pass_rules().items():
             passes = Passes.round_unit(options.unit, self.schedule)
@@ -136,7 +147,7 @@ class LoopedLM(nn.Module):
                 state=state,
                 context_off=occurrence in context_off,
             )
-            return _recomputed(layer, x) if recompute else layer(x)
+            return _recomputed(layer, x, may_draw=self._may_draw) if recompute else layer(x)
 
         return walk(
             run, residual, schedule, rules=self.pass_rules, states=states, kept=kept, taps=taps
@@ -148,6 +159,10 @@ class LoopedLM(nn.Module):
             raise ValueError(f"{occurrence}: the model has {len(self.layers)} layers")
         layer = self.layers[occurrence.layer]
         return layer.mixer if occurrence.sublayer == "mixer" else layer.ffn
+
+    def mixes_tokens(self, occurrence: Occurrence) -> bool:
+        """Whether a token sees other tokens in this occurrence."""
+        return occurrence.sublayer == "mixer" or has_state(self.sublayer(occurrence))
 
     # --- the readout: final norm and tied head, as logits or as losses ---------------------------
 
@@ -184,20 +199,25 @@ class LoopedLM(nn.Module):
             form=self.form,
         )
 
-    def forms(self) -> dict[str, Form]:
-        """The form in which each operator runs, for the provenance of a result."""
-        forms: dict[str, Form] = {
-            "rms_norm": row_form(self.form),
-            "cross_entropy": row_form(self.form),
+    def forms(self) -> dict[str, str]:
+        """The form in which each operator runs, for the provenance of a result.
+
+        An operator that runs in several forms has all of them, as in "native+torch".
+        """
+        forms: dict[str, set[str]] = {
+            "rms_norm": {row_form(self.form)},
+            "cross_entropy": {row_form(self.form)},
         }
         for layer in self.layers:
-            forms |= layer.mixer.forms() | layer.ffn.forms()
-        return dict(sorted(forms.items()))
+            for sublayer in (layer.mixer, layer.ffn):
+                for operator, form in sublayer.forms().items():
+                    forms.setdefault(operator, set()).add(form)
+        return {operator: "+".join(sorted(used)) for operator, used in sorted(forms.items())}
 
 
-def _recomputed(run: Callable[..., T], residual: Tensor) -> T:
-    """Run now and, for its gradients, once more; nothing in a layer is drawn at random."""
-    return checkpoint(run, residual, use_reentrant=False, preserve_rng_state=False)  # pyright: ignore
+def _recomputed(run: Callable[..., T], residual: Tensor, *, may_draw: bool) -> T:
+    """Run now and, for its gradients, once more, with the same random numbers if any are drawn."""
+    return checkpoint(run, residual, use_reentrant=False, preserve_rng_state=may_draw)  # pyright: ignore
 
 
 def _check_tokens(tokens: Tensor, vocab_size: int) -> None:

@@ -87,6 +87,20 @@ def _results_table(part: PartResults) -> Table:
     )
 
 
+OWN_COLUMNS = ("nll", "hops", "core", "tasks", "manipulation")
+"""Scores with columns of their own, or that are shown in more detail."""
+
+
+def _compared_score(part: PartResults, name: str, arm: ArmResults) -> str:
+    """The score of a measure that the report knows from the registry only."""
+    assert part.comparison is not None
+    score = score_named(name)
+    values = [
+        compared.scores[name] for compared in part.comparison.arms if compared.name == arm.name
+    ]
+    return f"{score.scale * values[0]:.{score.digits}f}" if values else ""
+
+
 def _columns(part: PartResults) -> Iterator[_Column]:
     def same_type(
         papers: Callable[[_PapersRow], str], kind: type[Result]
@@ -122,6 +136,10 @@ def _columns(part: PartResults) -> Iterator[_Column]:
                 lambda row: f"{paper.CORE[row.size, row.loop].manipulation_mean:.2f}", CoreResult
             ),
         )
+    if part.comparison is not None:
+        for name in part.comparison.arms[0].scores:
+            if name.partition("_")[0] not in OWN_COLUMNS:
+                yield _Column(score_named(name).title, partial(_compared_score, part, name))
     if part.measured(TransportResult):
         papers = same_type(_papers_later_gain, TransportResult)
         yield _Column("later gain, nats", _later_gain, papers)

@@ -26,7 +26,7 @@ def expected_seconds(config: RunConfig, *, context: int) -> float:
     budget = budget_of(
         train,
         tokens_per_step=train.global_batch * context,
-        flops_per_token=training_flops_per_token(model),
+        flops_per_token=training_flops_per_token(model, context=context),
     )
     assert budget.steps is not None
     most = train.micro_batch or train.global_batch

@@ -1,7 +1,10 @@
 """Turn a study file into cells: each is one model with one seed, to be trained and measured."""
 
 import dataclasses
+import math
+import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mixerloop import config as configs
@@ -196,7 +199,7 @@ def make_plan(file: StudyFile, folder: Path) -> Plan:
         for seed in part.seeds:
             for arm in part.arms:
                 config = models[arm.title]
-                data, train = config.for_training()
+                _, train = config.for_training()
                 seeded = dataclasses.replace(train, seed=seed)
                 cells.append(
                     Cell(
@@ -205,10 +208,10 @@ def make_plan(file: StudyFile, folder: Path) -> Plan:
                         arm=arm.title,
                         seed=seed,
                         config=dataclasses.replace(config, train=seeded),
-                        context=data.context or preparation_of(part).context,
+                        context=_context(config, part),
                         measure=part.measure,
                         parameters=_parameters(config.model),
-                        flops_per_token=_flops(config),
+                        flops_per_token=_flops(config, part),
                         cpus=part.cpus,
                         gpus=part.gpus,
                     )
@@ -236,7 +239,8 @@ def _models(file: StudyFile, index: int, part: PartSettings, folder: Path) -> di
         except ValueError as error:
             raise file.refused(_place(here, part, error), error) from None
         if arm.layers_for_flops_of is not None:
-            config = _deepened(file, here, arm, config, models[arm.layers_for_flops_of])
+            other = models[arm.layers_for_flops_of]
+            config = _deepened(file, here, part, arm, config, other)
         models[arm.title] = config
     return models
 
@@ -259,25 +263,33 @@ def _place(here: str, part: PartSettings, error: ValueError) -> str:
     """The part's key that an error about a config names, or else the part's arms."""
     for section in ("model", "data", "train"):
         for key in getattr(part, section):
-            if f"{section}.{key}" in str(error) or f"unknown key {key};" in str(error):
+            named = re.search(rf"\b{section}\.(\w+\.)?{key}\b", str(error))
+            if named or f"unknown key {key};" in str(error):
                 return f"{here}.{section}.{key}"
     return f"{here}.arms"
 
 
 def _deepened(
-    file: StudyFile, here: str, arm: ArmSettings, config: RunConfig, other: RunConfig
+    file: StudyFile,
+    here: str,
+    part: PartSettings,
+    arm: ArmSettings,
+    config: RunConfig,
+    other: RunConfig,
 ) -> RunConfig:
     """A config with the number of layers whose compute per token is nearest to another model's."""
-    wanted = _flops(other)
+    flops = partial(_flops, part=part)
+    wanted = flops(other)
     nearest = config
-    for num_layers in range(1, 64 * config.model.num_layers):
+    period = math.lcm(len(config.model.mixer), len(config.model.ffn))
+    for num_layers in range(period, 64 * config.model.num_layers, period):
         model = dataclasses.replace(config.model, num_layers=num_layers)
         candidate = dataclasses.replace(config, model=model)
-        if abs(_flops(candidate) - wanted) < abs(_flops(nearest) - wanted):
+        if abs(flops(candidate) - wanted) < abs(flops(nearest) - wanted):
             nearest = candidate
-        if _flops(candidate) > wanted:
+        if flops(candidate) > wanted:
             break
-    off = _flops(nearest) / wanted - 1
+    off = flops(nearest) / wanted - 1
     if abs(off) > FLOPS_AGREE:
         raise file.refused(
             f"{here}.arms",
@@ -304,8 +316,18 @@ def _check_match(
         )
 
 
-def _flops(config: RunConfig) -> float:
-    return training_flops_per_token(meta_model(config.model, form="torch"))
+def _context(config: RunConfig, part: PartSettings) -> int | None:
+    """Tokens of a window; None if neither the config nor the data decides."""
+    data, _ = config.for_training()
+    return data.context or preparation_of(part).context
+
+
+def _flops(config: RunConfig, part: PartSettings) -> float:
+    model = meta_model(config.model, form="torch")
+    context = _context(config, part)
+    if context is None:
+        return training_flops_per_token(model)
+    return training_flops_per_token(model, context=context)
 
 
 def _parameters(config: ModelConfig) -> int:

@@ -107,7 +107,8 @@ def _plan_of(groups: list[list[Path]], *, about: str) -> StudyPlan:
         config = configs.load(group[0] / runs.CONFIG).model
         model = meta_model(config, form="torch")
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        flops = training_flops_per_token(model)
+        recorded = read_json(group[0] / runs.PROVENANCE).get("flops_per_token")
+        flops = training_flops_per_token(model) if recorded is None else recorded
         arms.append(planned_arm(name, config, parameters=parameters, flops_per_token=flops))
         for path in group:
             seed = read_json(path / runs.PROVENANCE).get("seed")

@@ -168,6 +168,10 @@ def _check(file: StudyFile) -> None:
         except ValueError as error:
             raise file.refused(f"{here}.prepare", error) from None
         _check_measures(file, here, part)
+        if "task" in part.measure and part.prepare[0] not in TASKS:
+            raise file.refused(
+                f"{here}.measure", f"task can be measured on {' or '.join(TASKS)} only"
+            )
         for measure in part.measure:
             if measure in TASKS and part.prepare[0] != measure:
                 raise file.refused(

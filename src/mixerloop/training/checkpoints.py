@@ -88,8 +88,12 @@ def restore(folder: Path, model: LoopedLM, optimizer: Optimizer) -> Position:
         # one process may read the parts that several ranks have written
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         stored = reader.read_metadata().state_dict_metadata.keys()
+        may_lack = _may_lack_moments(model)
         for name, parameter in model.named_parameters():
-            if any(f"{moment}.{name}" in stored for moment in MOMENTS):
+            has_moments = any(f"{moment}.{name}" in stored for moment in MOMENTS)
+            if not has_moments and parameter.requires_grad and name not in may_lack:
+                raise KeyError(f"no moments of {name}")
+            if has_moments:
                 # load() reads a stored count: that of a weight whose first gradient came late
                 steps = -1.0 if f"{STEPS}.{name}" in stored else float(position.step)
                 optimizer.state[parameter] = {
@@ -98,6 +102,17 @@ def restore(folder: Path, model: LoopedLM, optimizer: Optimizer) -> Position:
                 }
         load(optimizer_tensors(model, optimizer, position.step), storage_reader=reader)
     return position
+
+
+def _may_lack_moments(model: LoopedLM) -> set[str]:
+    """The weights that may have had no gradient yet."""
+    return {
+        name
+        for name, _ in model.named_parameters()
+        for number, layer in enumerate(model.layers)
+        for part, sublayer in (("mixer", layer.mixer), ("ffn", layer.ffn))
+        if sublayer.may_skip_weights and name.startswith(f"layers.{number}.{part}.")
+    }
 
 
 def optimizer_tensors(model: LoopedLM, optimizer: Optimizer, step: int) -> dict[str, Tensor]:

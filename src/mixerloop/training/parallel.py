@@ -101,21 +101,31 @@ class ParallelLoss:
 
     def __init__(self, loss: SummedLoss, *, ranks: Ranks, parallel: Parallel) -> None:
         self.module: nn.Module = loss
+        may_skip = any(
+            sublayer.may_skip_weights
+            for layer in loss.model.layers
+            for sublayer in (layer.mixer, layer.ffn)
+        )
         if ranks.num_ranks == 1:
             loss.to(ranks.device)
         elif parallel == "fsdp":
+            if (
+                may_skip
+            ):  # FSDP2 reduces the gradients that a rank has, whichever weights they are of
+                raise ValueError(
+                    "train.parallel = fsdp: a sublayer of this model may leave weights without a "
+                    "gradient, which FSDP2 would mix up between ranks; use ddp"
+                )
             mesh = init_device_mesh(ranks.device.type, (ranks.num_ranks,))
             for layer in loss.model.layers:
                 fully_shard(layer.mixer, mesh=mesh)
                 fully_shard(layer.ffn, mesh=mesh)
             fully_shard(loss, mesh=mesh)
         else:
-            layers = loss.model.layers
-            sublayers = [sublayer for layer in layers for sublayer in (layer.mixer, layer.ffn)]
             self.module = DistributedDataParallel(
                 loss.to(ranks.device),
                 gradient_as_bucket_view=True,
-                find_unused_parameters=any(sublayer.may_skip_weights for sublayer in sublayers),
+                find_unused_parameters=may_skip,
             )
             self._settle_buckets(ranks.device)
 

@@ -53,7 +53,7 @@ def shared_residuals(
     leave_at = defaultdict(list)
     for number, policy in enumerate(policies):
         leave_at[first_difference(policy, intact)].append(number)
-    last_mixings = [last_mixing(policy) for policy in policies]
+    last_mixings = [last_mixing(policy, model.mixes_tokens) for policy in policies]
     embedded = model.embed(tokens)
     trunk = _Branch(intact, embedded, tuple(rule.start(embedded) for rule in model.pass_rules))
     branches: dict[int, _Branch] = {}

@@ -4,6 +4,7 @@ A policy marks every occurrence as intact, context-off or skipped. The model is 
 policy is data, like the schedule it is made from.
 """
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from mixerloop.schedule import Occurrence, Schedule
@@ -16,11 +17,6 @@ class Step(NamedTuple):
 
     occurrence: Occurrence
     mark: Mark = "intact"
-
-    @property
-    def mixes_tokens(self) -> bool:
-        """Whether a token can see other tokens in this step."""
-        return self.occurrence.sublayer == "mixer" and self.mark == "intact"
 
 
 Policy = tuple[Step, ...]
@@ -69,9 +65,14 @@ def first_difference(policy: Policy, other: Policy) -> int:
     return next((index for index, (a, b) in pairs if a != b), len(policy))
 
 
-def last_mixing(policy: Policy) -> int:
-    """The index of the last step at which a token sees other tokens; -1 if there is none."""
-    return max((at for at, step in enumerate(policy) if step.mixes_tokens), default=-1)
+def last_mixing(policy: Policy, mixes_tokens: Callable[[Occurrence], bool]) -> int:
+    """The last step at which a token sees another token, or -1."""
+    mixing = [
+        at
+        for at, step in enumerate(policy)
+        if step.mark == "intact" and mixes_tokens(step.occurrence)
+    ]
+    return max(mixing, default=-1)
 
 
 def _marked(schedule: Schedule, occurrences: tuple[Occurrence, ...], mark: Mark) -> Policy:

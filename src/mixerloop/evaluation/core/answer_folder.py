@@ -64,8 +64,8 @@ class AnswerFolder:
             differing = _first_difference(path, written)
             if differing is None:
                 return
-            if not replace:
-                key, before = differing
+            key, before = differing
+            if not (replace or (key == "forms" and before is None)):  # which 0.1.0 did not write
                 raise ValueError(
                     f"{self.folder}: holds answers with {key} {before}, not {written.get(key)}; "
                     "replace drops them, or name another folder for the results"
