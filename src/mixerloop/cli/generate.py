@@ -50,7 +50,7 @@ class Generate:
     compute_dtype: str = "float32"
     """The type of the projections: float32 or bfloat16."""
     form: str = "auto"
-    """The form of the gated delta rule: auto, native, torch or definition."""
+    """The form of the operators: auto, native, torch, definition or fla."""
     json: bool = False
     """Print one JSON object at the end instead of text while it is generated."""
 

@@ -1,6 +1,6 @@
 """A scorer for looped models that runs the common prefix of a question's candidates once.
 
-A model with constant-size states runs the common prefix (the trunk), and then resumes from its
+A model runs the common prefix (the trunk), and then resumes from its
 states with the rest of each candidate (a branch). Questions whose common prefixes have nearly the
 same length run as one batch. The trunk of the batch has the length of the shortest of these
 prefixes; the remaining tokens of longer prefixes run as part of the branches. Branches of many
