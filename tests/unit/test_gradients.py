@@ -128,6 +128,7 @@ def test_weights_that_never_run_are_left_alone(tiny, batch):
 @pytest.mark.slow
 @needs.COMPILER.mark
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of its own workings
+@pytest.mark.usefixtures("shapes_unchecked")  # the compiler cannot trace the checks
 def test_compiled_layers_give_the_same_gradient(tiny):
     config = replace(tiny, num_layers=1, schedule="mixer_loop(2)")
     tokens = torch.arange(2 * 20).reshape(2, 20)
