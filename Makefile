@@ -23,11 +23,11 @@ peers: .venv/.peers
 	@$(PIP) -e ".[peers,wandb,ray,lm-eval]"
 	@touch $@
 
-# Four minutes on two cores: every verb, operator and golden value. Tests that need an extra skip.
+# Five minutes on two cores: every verb, operator and golden value. Tests that need an extra skip.
 test: setup
 	$(PYTEST) -m "not slow"
 
-# Eleven minutes: the rest too, such as kill storms, sanitizers, ranks, Ray and lm-eval. No extra may be missing.
+# Fourteen minutes: the rest too, such as kill storms, sanitizers, ranks, Ray and lm-eval. No extra may be missing.
 test-all: peers
 	$(PYTEST) --full
 
@@ -39,7 +39,7 @@ check: peers
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/unit/test_imports.py
 
-# Ten minutes on two quiet cores; run again, it resumes a study that was stopped.
+# Eleven minutes on two quiet cores; run again, it resumes a study that was stopped.
 study: setup
 	$(BIN)/mixerloop study studies/quick.toml
 
