@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from mixerloop.config import preset
+from mixerloop.model.accounting import training_flops_per_token
+from mixerloop.model.initialization import meta_model
 from mixerloop.studies.plan import FLOPS_AGREE, make_plan
 from mixerloop.studies.study import line_of, read_study
 from small_model import training_file
+from toys import toy_attention  # noqa: F401
 
 STUDIES = Path(__file__).parents[2] / "studies"
 STUDY = """title = "Small"
@@ -180,6 +183,16 @@ def test_a_synthetic_task_is_measured_on_synthetic_data_only(write):
     path.write_text(path.read_text().replace('"nll", "hops", "transport"', '"task"'))
     with pytest.raises(ValueError, match=r"line 9: .*task can be measured on hops"):
         plan_of(path)
+
+
+def test_flops_are_counted_over_the_windows_of_the_data(write):
+    """Attention costs more per token in longer windows; those of hops have 39 tokens."""
+    model = '[parts.model]\nmixer = "toy_attention"\n\n[parts.train]'
+    for cell in plan_of(write("[parts.train]", model)).cells:
+        assert cell.context == 39
+        stack = meta_model(cell.config.model)
+        assert cell.flops_per_token == training_flops_per_token(stack, context=39)
+        assert cell.flops_per_token < training_flops_per_token(stack, context=64)
 
 
 def test_lines_are_found_in_tables_of_tables():
