@@ -1,13 +1,14 @@
 """Where the answers of CORE are kept, and which of them are used again."""
 
 import json
+from typing import Any
 
 import pytest
 
 from mixerloop.evaluation.core.answer_folder import SETTINGS, AnswerFolder
 from mixerloop.evaluation.core.core_result import CoreSettings
 
-VALUES = {
+VALUES: dict[str, Any] = {
     "checkpoint": "c",
     "schedule": "A F",
     "compute_dtype": "float32",
