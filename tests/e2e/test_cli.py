@@ -66,7 +66,11 @@ def test_describe_shows_people_the_paper_beside_ours():
 def test_a_fresh_run_says_where_it_came_from(fresh):
     provenance = json.loads((fresh / runs.PROVENANCE).read_text())
     assert provenance["seed"] == 1337
-    assert choose_form("auto") in provenance["forms"].values()
+    mixing = {"native": {"gated_delta_mixing": "native"}}.get(
+        choose_form("auto"), {"gated_delta_mixing": "torch", "gated_delta_rule": "torch"}
+    )
+    rows = dict.fromkeys(("cross_entropy", "rms_norm", "swiglu"), choose_form("auto"))
+    assert provenance["forms"] == mixing | rows
     assert (fresh / runs.CONFIG).exists()
     check_seal(fresh / "checkpoints" / "step-0")
 
@@ -220,7 +224,9 @@ def test_a_config_with_an_unknown_key_is_refused(fresh, tmp_path):
         config.write("num_pases = 3\n")
     assert "config.toml: damaged" in refused("generate", checkpoint, "--prompt-tokens", 1)
     seal_folder(checkpoint)
-    assert "unknown key num_pases" in refused("generate", checkpoint, "--prompt-tokens", 1)
+    assert "model.swiglu: unknown key num_pases" in refused(
+        "generate", checkpoint, "--prompt-tokens", 1
+    )
 
 
 @pytest.mark.parametrize("arguments", [["describ", "15m"], ["describe", "15m", "--jsn"]])
