@@ -22,6 +22,8 @@ from typing import IO, Any
 
 CONTENTS = "contents.json"
 """The file that seals a folder: the size and the sha256 of every other file in the folder."""
+SEAL = "sha256"
+"""The key of a sealed JSON file that holds the sha256 of all its other keys."""
 CHECKPOINTS = "checkpoints"
 LOCK = "lock"
 LOCK_PATIENCE = 0.5  # seconds; `is_locked` of another process holds the lock for a moment
@@ -117,9 +119,19 @@ def check_space(folder: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < num_bytes:
         raise ValueError(
-            f"{folder}: {num_bytes / 2**20:,.0f} MiB are to be written and the disk has "
-            f"{free / 2**20:,.0f} MiB left"
+            f"{folder}: the disk is too full: {readable_size(num_bytes)} are to be written and "
+            f"{readable_size(free)} are free"
         )
+
+
+def readable_size(num_bytes: int) -> str:
+    """A number of bytes in the unit that leaves one to four digits before the point."""
+    size, unit = float(num_bytes), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 10_000:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:,.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:,.1f} {unit}"
 
 
 @contextmanager
@@ -226,6 +238,27 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot read this file: {error}") from None
+
+
+def write_sealed(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON object with the sha256 of its content, which `read_sealed` checks."""
+    assert SEAL not in value
+    write_file(path, json_text({**value, SEAL: _content_sha256(value)}))
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Read a JSON object that `write_sealed` wrote; raises if a single value was changed."""
+    value = read_json(path)
+    if not isinstance(value, dict) or SEAL not in value:
+        raise ValueError(f"{path}: damaged, or written by an older version: it has no {SEAL}")
+    as_written = json_text(value) == path.read_text(encoding="utf-8")
+    if not as_written or value.pop(SEAL) != _content_sha256(value):
+        raise ValueError(f"{path}: damaged, its content does not match its {SEAL}")
+    return value
+
+
+def _content_sha256(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json_text(value).encode()).hexdigest()
 
 
 def json_text(value: Any) -> str:

@@ -1,0 +1,49 @@
+"""Files that are written without loss and sealed by hashes."""
+
+import json
+
+import pytest
+
+from mixerloop.files import read_sealed, readable_size, write_sealed
+
+VALUE = {"name": "nll", "value": 1.25, "interval": [1.0, 1.5], "none": None, "text": "é\n"}
+
+
+def test_a_sealed_file_reads_back_as_it_was_written(tmp_path):
+    write_sealed(tmp_path / "x.json", VALUE)
+    assert read_sealed(tmp_path / "x.json") == VALUE
+
+
+def test_no_flipped_bit_of_a_sealed_file_passes(tmp_path):
+    path = tmp_path / "x.json"
+    write_sealed(path, VALUE)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << bit
+            path.write_bytes(damaged)
+            with pytest.raises(ValueError, match="x.json: "):
+                read_sealed(path)
+
+
+@pytest.mark.parametrize("content", [{}, [], None, {"value": 1}, {"sha256": None}, "text"])
+def test_json_without_a_seal_is_rejected(tmp_path, content):
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="x.json: damaged"):
+        read_sealed(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 bytes"),
+        (4096, "4,096 bytes"),
+        (123_456, "121 KiB"),
+        (12_345, "12.1 KiB"),
+        (200 * 2**20, "200 MiB"),
+        (20 * 2**30, "20.0 GiB"),
+    ],
+)
+def test_sizes_are_readable(num_bytes, text):
+    assert readable_size(num_bytes) == text
