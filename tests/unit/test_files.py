@@ -23,14 +23,14 @@ def test_no_flipped_bit_of_a_sealed_file_passes(tmp_path):
             damaged = bytearray(whole)
             damaged[place] ^= 1 << bit
             path.write_bytes(damaged)
-            with pytest.raises(ValueError, match="x.json: "):
+            with pytest.raises(ValueError, match=r"x\.json: "):
                 read_sealed(path)
 
 
 @pytest.mark.parametrize("content", [{}, [], None, {"value": 1}, {"sha256": None}, "text"])
 def test_json_without_a_seal_is_rejected(tmp_path, content):
     (tmp_path / "x.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="x.json: damaged"):
+    with pytest.raises(ValueError, match=r"x\.json: damaged"):
         read_sealed(tmp_path / "x.json")
 
 
