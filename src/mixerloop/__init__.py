@@ -50,7 +50,7 @@ __all__ = [
     "settle",
     "train",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "Looking": "transport.measurement:Looking",

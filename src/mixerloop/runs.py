@@ -5,7 +5,8 @@
     RUN/metrics.jsonl            one line per step: computed values, such as the loss
     RUN/timing.jsonl             one line per step: speed
     RUN/tensorboard/             the same values for TensorBoard
-    RUN/checkpoints/step-N/      weights, config, tokenizer.model; sealed by contents.json
+    RUN/checkpoints/step-N/      weights, config, tokenizer.model, the history until step N; sealed
+                                 by contents.json
     RUN/results/                 a JSON file for each measure, and its details
     RUN/lock                     locked by the process that writes to the run
 
@@ -14,8 +15,9 @@ A resumed run first removes the lines of both .jsonl files after the checkpoint 
 
 import re
 from pathlib import Path
+from typing import Any
 
-from mixerloop.files import CHECKPOINTS, CONTENTS
+from mixerloop.files import CHECKPOINTS, CONTENTS, SEAL, read_json, read_sealed
 
 RUNS = Path("runs")
 """The default folder for new runs and studies."""
@@ -27,6 +29,17 @@ METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
 TENSORBOARD = "tensorboard"
 RESULTS = "results"
+
+
+def read_provenance(run: Path) -> dict[str, Any]:
+    """The provenance of a run, checked against its seal; version 0.1.0 wrote none."""
+    path = run / PROVENANCE
+    provenance = read_json(path)
+    if isinstance(provenance, dict) and SEAL not in provenance:
+        versions = provenance.get("versions")
+        if isinstance(versions, dict) and versions.get("mixerloop") == "0.1.0":
+            return provenance
+    return read_sealed(path)
 
 
 def checkpoint_folder(run: Path, step: int) -> Path:

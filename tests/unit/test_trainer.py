@@ -513,7 +513,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(tmp_path, confi
 def test_too_little_space_is_said_before_anything_is_written(tmp_path, config, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    message = r"the disk is too full: [\d.,]+ \w+ are to be written and 0 bytes are free"
+    message = r"the disk is too full: [\d.,]+ \w+ are to be written and 1,000 bytes are free"
     with pytest.raises(ValueError, match=message):
         begin(tmp_path / "run", config, ranks=Ranks())
     assert not (tmp_path / "run").exists()

@@ -15,7 +15,7 @@ from torch import Tensor
 from mixerloop import config as configs
 from mixerloop import runs
 from mixerloop.config import FormChoice, RunConfig
-from mixerloop.files import check_seal, json_text, new_folder, seal_folder, write_file
+from mixerloop.files import check_seal, json_text, new_folder, seal_folder, write_file, write_sealed
 from mixerloop.model.initialization import fill_constants, meta_model
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.provenance import collect_provenance
@@ -59,7 +59,7 @@ def save_run(
             write_file(checkpoint / runs.IMPORTED, json_text(imported))
         seal_folder(checkpoint)
         write_file(folder / runs.CONFIG, configs.dump(config))
-        write_file(folder / runs.PROVENANCE, json_text(collect_provenance(**facts)))
+        write_sealed(folder / runs.PROVENANCE, collect_provenance(**facts))
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -11,7 +11,7 @@ from mixerloop import runs
 from mixerloop.config import RunConfig, TrainConfig, check_same_run
 from mixerloop.data.batches import Batches
 from mixerloop.data.shards import fingerprint
-from mixerloop.files import check_space, json_text, new_folder, read_json, write_file
+from mixerloop.files import check_space, new_folder, write_file, write_sealed
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import fresh_model
 from mixerloop.ops.gated_delta_rule import choose_form
@@ -79,7 +79,7 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
             "flops_per_token": flops_per_token,
             "sessions": [],
         }
-        write_file(folder / runs.PROVENANCE, json_text(collect_provenance(**facts)))
+        write_sealed(folder / runs.PROVENANCE, collect_provenance(**facts))
         checkpoints.save(
             folder,
             model,
@@ -133,15 +133,16 @@ def note_session(run: Path, config: RunConfig, *, ranks: Ranks, step: int) -> No
     }
     facts = {"step": step, "num_ranks": ranks.num_ranks, **computed, "device": ranks.device.type}
     provenance["sessions"] = [*provenance["sessions"], collect_provenance(**facts)]
-    write_file(run / runs.PROVENANCE, json_text(provenance))
+    write_sealed(run / runs.PROVENANCE, provenance)
     write_file(run / runs.CONFIG, configs.dump(config))
 
 
 def provenance_of(run: Path) -> dict[str, Any]:
     """The provenance of a trained run; rejects a file without its keys."""
     path = run / runs.PROVENANCE
-    provenance = read_json(path)
-    is_complete = isinstance(provenance, dict) and {"id", "data", "sessions"} <= provenance.keys()
-    if not is_complete or not isinstance(provenance["sessions"], list):
+    provenance = runs.read_provenance(run)
+    if not {"id", "data", "sessions"} <= provenance.keys() or not isinstance(
+        provenance["sessions"], list
+    ):
         raise ValueError(f"{path}: not the provenance of a trained run")
     return provenance
