@@ -1,0 +1,404 @@
+"""Signals at generated moments of every long verb, and the oracle that judges what they leave.
+
+A moment is a number of file operations of the verb (`signals_hook`), a number of imports of a real
+process, or a share of the time that the verb takes undisturbed. All are drawn from a seed:
+
+python -m chaos.signals --seed 0 --per-verb 8          # in tests/; all verbs
+python -m chaos.signals --verbs train core --only 17   # one case again, by its number
+"""
+
+import argparse
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from chaos.signals_hook import SITE, VARIABLE, Hook
+from chaos.signals_server import COMMAND, PATIENCE, Server, Started, environment
+from chaos.signals_verbs import (
+    BY_NAME,
+    VERBS,
+    Materials,
+    Verb,
+    differences,
+    leftovers,
+    result_of,
+    user_files,
+)
+from mixerloop import machine, runs
+from mixerloop.files import check_seal
+
+INT, TERM, HUP, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL
+STOPS = (INT, TERM, HUP)
+SAID = 2
+"""Lines that a stopped verb may add to what it writes to stderr undisturbed."""
+UGLY = ("Traceback", "Exception ignored", "Fatal Python error", "core dumped", "Warning:")
+START_VERBS = ("init", "train", "prepare", "report")
+"""Verbs that are started as real processes, for signals at the start of the interpreter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A verb and the signals that it gets."""
+
+    verb: Verb
+    signals: tuple[signal.Signals, ...]
+    events: tuple[int, ...] = ()
+    """File operations before each signal; nothing where the moment is a time."""
+    share: float | None = None
+    """The moment as a share of the seconds that the undisturbed verb takes."""
+    imports: int | None = None
+    """Imports before the signal, in a real process."""
+    whole_group: bool = False
+    """Whether all processes of the verb get the signal, as from a terminal."""
+    ignored: bool = False
+    """Whether the verb was started with the signals ignored, as by nohup."""
+
+    def __str__(self) -> str:
+        names = "+".join(number.name for number in self.signals)
+        if self.imports is not None:
+            moment = f"import {self.imports} of a new process"
+        elif self.share is not None:
+            moment = f"{self.share:.3f} of its time"
+        else:
+            moment = "file operation " + " and ".join(map(str, self.events))
+        more = ", to all its processes" if self.whole_group else ""
+        return f"{self.verb.name}: {names}{', ignored,' if self.ignored else ''} at {moment}{more}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undisturbed:
+    """What a verb does when nothing happens to it."""
+
+    result: dict[str, Any]
+    seconds: float
+    events: int
+    """File operations that write."""
+    said: int
+    """Lines on stderr."""
+
+
+class Arena:
+    """A folder in which verbs run, with their materials and undisturbed results."""
+
+    def __init__(self, folder: Path, server: Server) -> None:
+        self.folder, self.server = folder, server
+        self.materials = Materials(folder / "materials", server)
+        self._undisturbed: dict[str, Undisturbed] = {}
+        self._places = 0
+
+    @contextmanager
+    def place(self, verb: Verb) -> Iterator[Path]:
+        """A new folder with what a verb reads; removed at the end, unless an assertion failed."""
+        self._places += 1
+        place = self.folder / f"{verb.name}-{self._places:05}"
+        self.materials.copy(verb, place)
+        yield place
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(self.output(place), ignore_errors=True)
+
+    def output(self, place: Path) -> Path:
+        """The folder for the streams of the processes of a place."""
+        return place.with_name(f"{place.name}.output")
+
+    def start(self, verb: Verb, place: Path, **options: Any) -> list[Started]:
+        """Start a verb, or finish it after a stop; one process for each rank."""
+        command = verb.command(place)
+        if verb.ranks == 1:
+            return [self.server.start(command, cwd=place, output=self.output(place), **options)]
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        return [
+            self.server.start(
+                command,
+                cwd=place,
+                output=self.output(place) / f"rank-{rank}",
+                variables=meeting
+                | {"WORLD_SIZE": str(verb.ranks), "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                **options if rank == 0 else {},
+            )
+            for rank in range(verb.ranks)
+        ]
+
+    def finish(self, verb: Verb, place: Path) -> str | None:
+        """Run a verb to its end; returns the problem if it fails."""
+        processes = self.start(verb, place)
+        codes = [process.wait() for process in processes]
+        if any(codes):
+            said = processes[codes.index(max(codes))].stderr.read_text().strip().splitlines()
+            return f"exit code {max(codes)}: {said[-1] if said else ''}"
+        return None
+
+    def undisturbed(self, verb: Verb) -> Undisturbed:
+        """The undisturbed run of a verb, run once."""
+        if verb.name not in self._undisturbed:
+            with self.place(verb) as place:
+                record = place.with_name(f"{place.name}.events")
+                hook = Hook(folder=str(place), record=str(record))
+                began = time.monotonic()
+                processes = self.start(verb, place, hook=hook)
+                codes = [process.wait() for process in processes]
+                assert not any(codes), processes[0].stderr.read_text()
+                self._undisturbed[verb.name] = Undisturbed(
+                    result=result_of(verb, place, processes[0].stdout),
+                    seconds=time.monotonic() - began,
+                    events=len(record.read_text().splitlines()),
+                    said=len(processes[0].stderr.read_text().splitlines()),
+                )
+        return self._undisturbed[verb.name]
+
+    @cached_property
+    def site(self) -> Path:
+        """A folder whose `sitecustomize.py` installs the hook in a real process."""
+        folder = self.folder / "site"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(SITE)
+        return folder
+
+    def real_process(self, verb: Verb, place: Path, hook: Hook) -> subprocess.Popen[bytes]:
+        """Start a verb as a user does."""
+        output = self.output(place)
+        output.mkdir(parents=True, exist_ok=True)
+        variables = {"PYTHONPATH": str(self.site), VARIABLE: hook.to_json()}
+        with (output / "stdout").open("wb") as stdout, (output / "stderr").open("wb") as stderr:
+            return subprocess.Popen(
+                [*COMMAND, *verb.command(place)],
+                cwd=place,
+                env=environment(place) | variables,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+            )
+
+
+def cases(arena: Arena, verbs: Sequence[Verb], *, per_verb: int, seed: int) -> Iterator[Case]:
+    """Generated cases; the same for the same seed and the same program."""
+    for verb in verbs:
+        draws = random.Random(f"{seed}/{verb.name}")
+        events = arena.undisturbed(verb).events
+        for number in range(per_verb):
+            sent = (INT, TERM, HUP, KILL)[number % 4]
+            if number % 8 < 4 and events:
+                yield Case(verb=verb, signals=(sent,), events=(draws.randrange(events),))
+            else:
+                share, group = draws.uniform(0, 1.02), draws.random() < 0.5
+                yield Case(verb=verb, signals=(sent,), share=share, whole_group=group)
+            if number % 4 == 1 and events > 1:
+                first, second = sorted(draws.sample(range(events), 2))
+                pair = (draws.choice(STOPS), draws.choice((*STOPS, KILL)))
+                yield Case(verb=verb, signals=pair, events=(first, second))
+            if number % 4 == 2:
+                yield Case(
+                    verb=verb,
+                    signals=(draws.choice((INT, HUP)),),
+                    share=draws.uniform(0.1, 0.9),
+                    ignored=True,
+                )
+
+
+def start_cases(verbs: Sequence[Verb], *, number: int, imports: int, seed: int) -> Iterator[Case]:
+    """Signals at the first imports of a real process, and at any of its imports."""
+    draws = random.Random(f"{seed}/start")
+    for at in range(number):
+        latest = imports if at % 2 else imports // 20
+        yield Case(
+            verb=verbs[at % len(verbs)],
+            signals=(STOPS[at % len(STOPS)],),
+            imports=draws.randrange(latest),
+        )
+
+
+def violations(arena: Arena, case: Case) -> list[str]:
+    """Run a case; returns the promises that it broke."""
+    verb, undisturbed = case.verb, arena.undisturbed(case.verb)
+    with arena.place(verb) as place:
+        before = user_files(verb, place)
+        try:
+            codes, stderr = _disturbed(arena, case, place)
+        except TimeoutError as error:
+            return [f"hang: {error}"]
+        broken = _judged_end(case, codes, stderr, undisturbed)
+        killed = KILL in case.signals
+        if not killed and (left := leftovers(place)):
+            broken.append(f"leftover: {left[0]}")
+        broken += _judged_stop(verb, place, undisturbed, killed=killed)
+        broken += _judged_rest(arena, case, place, finished=not any(codes))
+        changed = differences(user_files(verb, place), before)
+        broken += [f"changed file of the user: {name}" for name in changed if name in before]
+    return broken
+
+
+def _disturbed(arena: Arena, case: Case, place: Path) -> tuple[list[int], str]:
+    """Run the verb of a case with its signals; returns exit codes and stderr."""
+    stderr = arena.output(place) / "stderr"
+    if case.imports is not None:
+        hook = Hook(
+            folder=str(place), kind="imports", signals=((case.imports, int(case.signals[0])),)
+        )
+        process = arena.real_process(case.verb, place, hook)
+        try:
+            return [process.wait(PATIENCE)], stderr.read_text()
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise TimeoutError(f"did not end in {PATIENCE:.0f} s") from None
+    pairs = zip(case.events, map(int, case.signals), strict=False)
+    hook = Hook(folder=str(place), signals=tuple(pairs)) if case.events else None
+    ignored = [int(number) for number in case.signals] if case.ignored else []
+    processes = arena.start(case.verb, place, hook=hook, ignored=ignored)
+    if case.share is not None:
+        time.sleep(case.share * arena.undisturbed(case.verb).seconds)
+        for process in processes if case.whole_group else processes[:1]:
+            if process.poll() is None:
+                number = case.signals[0]
+                (process.kill_group if case.whole_group else process.send_signal)(number)
+    if KILL in case.signals and len(processes) > 1:  # as torchrun does when it loses a rank
+        _end_with_first(processes)
+    codes = [process.wait() for process in processes]
+    return codes, processes[0].stderr.read_text()
+
+
+def _end_with_first(processes: Sequence[Started]) -> None:
+    processes[0].wait()
+    for process in processes[1:]:
+        process.kill_group()
+
+
+def _judged_end(case: Case, codes: list[int], stderr: str, undisturbed: Undisturbed) -> list[str]:
+    """Judge exit code and stderr of the first rank: the others get a signal through it."""
+    allowed = {0} if case.ignored else {0, *(128 + number for number in case.signals)}
+    if KILL in case.signals:
+        allowed |= {-KILL}
+    broken = []
+    if codes[0] not in allowed:
+        last = stderr.strip().splitlines()[-1:] or [""]
+        broken.append(f"exit code {codes[0]} instead of {sorted(allowed)}: {last[0]}")
+    broken += [f"{word} on stderr: {_near(stderr, word)}" for word in UGLY if word in stderr]
+    lines = stderr.strip().splitlines()
+    if not broken and len(lines) > undisturbed.said + SAID:
+        broken.append(f"{len(lines)} lines on stderr: {lines[-1]}")
+    return broken
+
+
+def _near(text: str, word: str) -> str:
+    """The last line of the message that begins with a word."""
+    lines = text[text.index(word) :].splitlines()
+    return next((line for line in lines[1:] if line and not line.startswith(" ")), lines[0])
+
+
+def _judged_stop(verb: Verb, place: Path, undisturbed: Undisturbed, *, killed: bool) -> list[str]:
+    """Judge the files that a stopped verb leaves: complete ones, and all steps in a checkpoint."""
+    if verb.is_atomic and (place / verb.makes[0]).exists():
+        differing = differences(result_of(verb, place), undisturbed.result)
+        return [f"half-made output: {differing[0]}"] if differing else []
+    if verb.arguments[0] == "train" and (place / verb.makes[0]).exists():
+        return _judged_run(place / verb.makes[0], killed=killed)
+    return []
+
+
+def _judged_run(run: Path, *, killed: bool) -> list[str]:
+    checkpoints = runs.checkpoints(run)
+    if not checkpoints:
+        return ["the run has no checkpoint"]
+    for step in checkpoints:
+        try:
+            check_seal(runs.checkpoint_folder(run, step))
+        except ValueError as error:
+            return [f"incomplete checkpoint: {error}"]
+    metrics = run / "metrics.jsonl"
+    steps = metrics.read_text().count("\n") if metrics.is_file() else 0
+    if not killed and max(checkpoints) < steps:
+        return [f"lost steps: {steps} steps, and the newest checkpoint is of {max(checkpoints)}"]
+    return []
+
+
+def _judged_rest(arena: Arena, case: Case, place: Path, *, finished: bool) -> list[str]:
+    """Judge the result after the same command has run again."""
+    verb, expected = case.verb, arena.undisturbed(case.verb).result
+    printed = arena.output(place) / "stdout"
+    is_done = not differences(result_of(verb, place, printed), expected)
+    if finished and not is_done:
+        differing = differences(result_of(verb, place, printed), expected)
+        return [f"exit code 0 with another result: {', '.join(differing[:3])}"]
+    if finished or (verb.is_made_once and is_done):
+        return []
+    try:
+        if (problem := arena.finish(verb, place)) is not None:
+            return [f"cannot be finished: {problem}"]
+    except TimeoutError as error:
+        return [f"hang when run again: {error}"]
+    differing = differences(result_of(verb, place, printed), expected)
+    return [f"another result after a stop: {', '.join(differing[:3])}"] if differing else []
+
+
+@dataclass
+class Tally:
+    """The cases of a session and what they broke."""
+
+    cases: int = 0
+    seconds: float = 0.0
+    broken: list[str] = field(default_factory=list)
+
+    def run(self, arena: Arena, generated: Iterator[Case], *, only: int | None = None) -> None:
+        """Run cases and print each violation with the number of its case."""
+        began = time.monotonic()
+        for number, case in enumerate(generated):
+            if only is not None and number != only:
+                continue
+            self.cases += 1
+            for problem in violations(arena, case):
+                self.broken.append(f"case {number}, {case}: {problem}")
+                print(self.broken[-1], flush=True)
+        self.seconds += time.monotonic() - began
+
+    def __str__(self) -> str:
+        return f"{self.cases} cases, {self.seconds:.0f} s, {len(self.broken)} violations"
+
+
+def _free_port() -> int:
+    with socket.socket() as any_port:
+        any_port.bind(("127.0.0.1", 0))
+        return any_port.getsockname()[1]
+
+
+def main() -> None:
+    """Run generated cases and print how many there were."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--per-verb", type=int, default=8)
+    parser.add_argument("--starts", type=int, default=24, help="cases at the start of a process")
+    parser.add_argument("--verbs", nargs="*", default=[verb.name for verb in VERBS])
+    parser.add_argument("--only", type=int)
+    options = parser.parse_args()
+    verbs = [BY_NAME[name] for name in options.verbs]
+    machine.settle()
+    with tempfile.TemporaryDirectory() as folder, Server(Path(folder)) as server:
+        arena, tally = Arena(Path(folder), server), Tally()
+        for verb in verbs:
+            generated = cases(arena, [verb], per_verb=options.per_verb, seed=options.seed)
+            tally.run(arena, generated, only=options.only)
+            print(f"{verb.name}: so far {tally}", flush=True)
+        starting = [BY_NAME[name] for name in START_VERBS if name in options.verbs]
+        if starting:
+            generated = start_cases(
+                starting, number=options.starts, imports=IMPORTS, seed=options.seed
+            )
+            tally.run(arena, generated, only=options.only)
+    print(tally)
+    sys.exit(1 if tally.broken else 0)
+
+
+IMPORTS = 2000
+"""Imports of a real process that has loaded torch, from the first of this package on."""
+
+if __name__ == "__main__":
+    main()
