@@ -48,6 +48,8 @@ class Measure:
     """The command that measures a run, without the run."""
     details: str | None = None
     """The file or folder of the scores of each unit, beside the result file."""
+    details_begin: str = ""
+    """The beginning of every detail file, by which a file without its result is recognised."""
     units: str | None = None
     """The function that reads those scores for comparisons, `evaluation.units.ReadUnits`; None for
     a measure that is not compared."""
@@ -164,6 +166,7 @@ register(
         take="mixerloop.studies.measuring:take_nll",
         command="mixerloop evaluate nll",
         details="nll.jsonl",
+        details_begin='{"document": 0, ',
         units="mixerloop.evaluation.nll_result:read_nll_units",
         scores=(
             Score(name="nll", title="held-out NLL", higher_is_better=False, resampled="documents"),
@@ -179,6 +182,7 @@ register(
         take="mixerloop.studies.measuring:take_hops",
         command="mixerloop evaluate hops",
         details="hops.jsonl",
+        details_begin='{"sequence": 0, ',
         units="mixerloop.evaluation.hops_result:read_hops_units",
         scores=(
             Score(name="hops", title="right answers", higher_is_better=True, resampled="sequences"),
@@ -193,6 +197,7 @@ register(
         take="mixerloop.studies.measuring:take_task",
         command="mixerloop evaluate task",
         details="task.jsonl",
+        details_begin='{"sequence": 0, ',
         units="mixerloop.evaluation.task_result:read_task_units",
         scores=(
             Score(name="task", title="right answers", higher_is_better=True, resampled="sequences"),

@@ -1,65 +1,177 @@
-"""Results in files: one JSON file for each measure, and the scores of each unit beside it."""
+"""Results in files: one JSON file for each measure, and the scores of each unit beside it.
 
+A result file is sealed: it has the sha256 of its own content and of its details. Reading gives what
+was written, or an error that names the file and the command that measures again.
+"""
+
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from mixerloop import runs
-from mixerloop.files import CHECKPOINTS, json_text, read_json, write_file
+from mixerloop.files import (
+    CHECKPOINTS,
+    SEAL,
+    file_sha256,
+    read_json,
+    read_sealed,
+    write_file,
+    write_sealed,
+)
 from mixerloop.measures import Measure, measure_of
+from mixerloop.ownership import check_replaceable, drop_link
 from mixerloop.parsing import one_line
 from mixerloop.results import Result, decode, encode
 
 T = TypeVar("T")
 
+DETAILS_SEAL = "details_sha256"
+"""The key of a result file that holds the sha256 of each of its detail files, by name."""
+UNFINISHED = "unfinished"
+"""The only key of a result file while its details are being written."""
+BEGINNINGS = (b'{\n  "checkpoint": ', b'{\n  "unfinished": ')
+"""The beginnings of all result files."""
+NO_FILES: Mapping[str, str] = MappingProxyType({})
 
-def write_result(folder: Path, result: Result, *, details: str | None = None) -> Path:
+
+def write_result(
+    folder: Path,
+    result: Result,
+    *,
+    details: str | None = None,
+    detail_files: Mapping[str, str] = NO_FILES,
+    overwrite: bool = False,
+) -> Path:
     """Write a result to the file of its measure in a folder; returns the file.
 
-    `details` is the content of the measure's detail file. A result file is never beside the details
-    of another result: an older result file is removed first and the new one written last.
+    `details` is the content of the measure's detail file. `detail_files` has the sha256 of each
+    detail file that exists already, by its path from `folder`. A result file is never beside the
+    details of another result: it says that it is unfinished until the details are written.
+    `overwrite` also replaces files that this program did not write.
     """
     measure = measure_of(type(result))
-    folder.mkdir(parents=True, exist_ok=True)
+    check_can_write(folder, measure, overwrite=overwrite)
     path = folder / measure.file
+    encoded = encode(result)
+    try:
+        decode(type(result), encoded)
+    except ValueError as error:
+        raise ValueError(f"{path}: not written: {one_line(error)}") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    drop_link(path)
     if details is not None:
-        path.unlink(missing_ok=True)
-        write_file(measure.details_in(folder), details)
-    write_file(path, json_text(encode(result)))
+        file = measure.details_in(folder)
+        drop_link(file)
+        write_sealed(path, {UNFINISHED: measure.name})
+        write_file(file, details)
+        detail_files = {file.name: hashlib.sha256(details.encode()).hexdigest()}
+    write_sealed(path, {**encoded, DETAILS_SEAL: dict(detail_files)})
     return path
 
 
-def read_result(folder: Path, measure: Measure) -> Result:
-    """Read the result of a measure from a folder; raises if the file is missing or invalid."""
-    again = f"measure again: {command_for(folder, measure)}"
-    return read_typed(measure.result_type(), folder / measure.file, again=again)
-
-
-def has_result(folder: Path, measure: Measure) -> bool:
-    """Whether a folder has a result of a measure that this version can read."""
+def check_can_write(folder: Path, measure: Measure, *, overwrite: bool = False) -> None:
+    """Raise if a result would replace a file that this program did not write."""
     path = folder / measure.file
-    if not path.is_file():
-        return False
+    check_replaceable(path, _is_result, overwrite=overwrite)
+    if measure.details is not None and not measure.details_in(folder).is_dir():
+        begin = measure.details_begin.encode()
+
+        def is_detail_file(file: Path) -> bool:
+            return path.is_file() or (begin != b"" and _begins(file, (begin,)))
+
+        check_replaceable(measure.details_in(folder), is_detail_file, overwrite=overwrite)
+
+
+def _is_result(path: Path) -> bool:
+    """Whether a file begins as a result, even if it was damaged or is of an older version."""
+    if _begins(path, BEGINNINGS):
+        return True
     try:
-        return not is_older(read_json(path))
+        return is_older(read_json(path))
     except ValueError:
         return False
 
 
+def _begins(path: Path, beginnings: tuple[bytes, ...]) -> bool:
+    with path.open("rb") as file:
+        return file.read(max(map(len, beginnings))).startswith(beginnings)
+
+
+def read_result(folder: Path, measure: Measure) -> Result:
+    """Read the result of a measure from a folder; raises if the file is missing or invalid."""
+    path, again = folder / measure.file, _again(folder, measure)
+    data = _read_checked(path, again=again)
+    data.pop(DETAILS_SEAL, None)
+    return _decoded(measure.result_type(), data, path, again=again)
+
+
+def check_details(folder: Path, measure: Measure) -> None:
+    """Raise if the details of a result are missing or not as they were written."""
+    again = _again(folder, measure)
+    sealed = _read_checked(folder / measure.file, again=again).get(DETAILS_SEAL)
+    has_details = measure.details is not None and measure.details_in(folder).exists()
+    if not isinstance(sealed, dict) or (has_details and not sealed):
+        raise ValueError(f"{folder / measure.file}: does not list its details; {again}")
+    for name, sha256 in sealed.items():
+        path = folder / name
+        if not path.is_file():
+            raise ValueError(f"{path}: there is no such file; {again}")
+        if file_sha256(path) != sha256:
+            reason = "its sha256 is not the recorded one"
+            raise ValueError(f"{path}: not as it was written ({reason}); {again}")
+
+
+def is_measured(folder: Path, measure: Measure) -> bool:
+    """Whether a folder has a finished result file of a measure, which may be invalid."""
+    path = folder / measure.file
+    return path.exists() and not (path.is_file() and _begins(path, BEGINNINGS[1:]))
+
+
+def has_result(folder: Path, measure: Measure) -> bool:
+    """Whether a folder has a result of a measure, and its details, as this version wrote them."""
+    if not (folder / measure.file).is_file():
+        return False
+    try:
+        read_result(folder, measure)
+        check_details(folder, measure)
+    except ValueError:
+        return False
+    return True
+
+
 def read_typed(cls: type[T], path: Path, *, again: str) -> T:
-    """A JSON file as a dataclass; `again` says in the error how to make an invalid file again."""
-    data = read_json(path)
+    """A sealed file as a dataclass; `again` says in the error how to make the file again."""
+    return _decoded(cls, _read_checked(path, again=again), path, again=again)
+
+
+def _decoded(cls: type[T], data: dict[str, Any], path: Path, *, again: str) -> T:
     try:
         return decode(cls, data)
     except ValueError as error:
-        if is_older(data):
-            raise ValueError(f"{path}: written by an older version; {again}") from None
         raise ValueError(f"{path}: not as it was written ({one_line(error)}); {again}") from None
 
 
+def _read_checked(path: Path, *, again: str) -> dict[str, Any]:
+    """The content of a sealed file; `again` is part of every error."""
+    try:
+        data = read_json(path)
+        if is_older(data):
+            raise ValueError(f"{path}: written by an older version")
+        return read_sealed(path)
+    except ValueError as error:
+        raise ValueError(f"{one_line(error)}; {again}") from None
+
+
 def is_older(data: Any) -> bool:
-    """Whether JSON is a result of a version whose provenance had no `forms`."""
+    """Whether JSON is a result of a version that sealed no results."""
     provenance = data.get("provenance") if isinstance(data, dict) else None
-    return isinstance(provenance, dict) and "created" in provenance and "forms" not in provenance
+    return isinstance(provenance, dict) and "created" in provenance and SEAL not in data
+
+
+def _again(folder: Path, measure: Measure) -> str:
+    return f"measure again: {command_for(folder, measure)}"
 
 
 def command_for(folder: Path, measure: Measure) -> str:

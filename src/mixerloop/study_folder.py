@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Literal
 
 from mixerloop.config import ComputeDtype, ComputeDtypeChoice, Device
-from mixerloop.files import read_json
 from mixerloop.measures import measure_named
-from mixerloop.results import Provenance, decode
+from mixerloop.result_files import read_typed
+from mixerloop.results import Provenance
 
 PLAN = "plan.json"
 DATA = "data"
@@ -133,13 +133,11 @@ def record_of(folder: Path, cell: str) -> Path:
 def read_plan(folder: Path) -> StudyPlan:
     """Read plan.json from the folder of a study."""
     path = folder / PLAN
-    data = read_json(path)
-    try:
-        plan = decode(StudyPlan, data)
-        for measure in {name for cell in plan.cells for name in cell.measure}:
+    again = "study into another folder, or remove it and run the study again"
+    plan = read_typed(StudyPlan, path, again=again)
+    for measure in {name for cell in plan.cells for name in cell.measure}:
+        try:
             measure_named(measure)
-    except ValueError:
-        raise ValueError(
-            f"{path}: not a plan as this version writes it; study into another folder"
-        ) from None
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
     return plan

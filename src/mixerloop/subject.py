@@ -1,5 +1,6 @@
 """A subject: a model ready to be measured, and the folder of its results."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ import torch
 from mixerloop import runs
 from mixerloop.config import ComputeDtype, RunConfig, check_fits
 from mixerloop.data.tokenizer import Tokenizer
+from mixerloop.measures import measure_of
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.notation import notation
-from mixerloop.result_files import write_result
+from mixerloop.result_files import NO_FILES, check_can_write, write_result
 from mixerloop.results import Heading, Provenance, Result, result_provenance
 from mixerloop.schedule import Schedule
 
@@ -33,6 +35,8 @@ class Subject:
     config: RunConfig
     schedule: Schedule
     compute_dtype: ComputeDtype
+    overwrite: bool = False
+    """Whether results also replace files that this program did not write."""
 
     @property
     def device(self) -> torch.device:
@@ -80,14 +84,32 @@ class Subject:
             **facts,
         )
 
-    def save(self, result: Result, *, details: str | None = None) -> Path | None:
+    def check_can_save(self, kind: type[Result]) -> None:
+        """Raise, before any work, if a result of a type would replace a file of the user."""
+        if self.results is not None:
+            check_can_write(self.results, measure_of(kind), overwrite=self.overwrite)
+
+    def save(
+        self,
+        result: Result,
+        *,
+        details: str | None = None,
+        detail_files: Mapping[str, str] = NO_FILES,
+    ) -> Path | None:
         """Write a result and its details to the results folder, if there is one.
 
-        Returns the path of the result file; None for a subject that saves no results.
+        The arguments are those of `mixerloop.result_files.write_result`. Returns the path of the
+        result file; None for a subject that saves no results.
         """
         if self.results is None:
             return None
-        return write_result(self.results, result, details=details)
+        return write_result(
+            self.results,
+            result,
+            details=details,
+            detail_files=detail_files,
+            overwrite=self.overwrite,
+        )
 
 
 def forms_of(model: LoopedLM) -> dict[str, str]:

@@ -67,7 +67,8 @@ def test_damaged_details_are_named_with_the_command_that_measures_again(place, t
     details.write_text(whole.partition("\n")[2])
     line = refused("evaluate", "compare", *RUNS, cwd=place)
     details.write_text(whole)
-    assert line.endswith(f"(its rows are others); measure again: toy positive {RUNS[1]}")
+    assert "positive.jsonl: not as it was written (its sha256" in line
+    assert line.endswith(f"; measure again: toy positive {RUNS[1]}")
 
 
 def test_a_measure_is_registered_once(place):

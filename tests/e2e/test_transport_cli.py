@@ -8,6 +8,7 @@ import pytest
 from command_line import mixerloop, refused
 from mixerloop.data.corpora import prepare_hops
 from mixerloop.data.tasks.hops import HopsSettings
+from saved_results import as_printed
 from small_model import training_file
 
 KEYS = {
@@ -38,7 +39,7 @@ def test_a_run_is_measured_and_kept(place):
     assert len(result["layers"]) == 2
     assert result["marginal_itr"][0]["value"] == 1
     assert result["provenance"]["checkpoint_sha256"]
-    assert json.loads((place / "run/results/transport.json").read_text()) == result
+    assert as_printed(place / "run/results/transport.json") == result
     other = mixerloop("transport", "run", "--second-draw", "--json", cwd=place, code=0).stdout
     assert json.loads(other)["target_gain"] != result["target_gain"]
     shown = mixerloop("transport", "run", "--control", cwd=place).stdout

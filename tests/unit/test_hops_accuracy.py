@@ -130,13 +130,12 @@ def test_counts_that_do_not_fit_the_figures_are_named(tmp_path):
     units = read_measured_run(tmp_path).units["hops"]
     assert isinstance(units, RatioUnits)
     assert (units.numerators.tolist(), units.denominators.tolist()) == ([3, 1], [4, 4])
-    path = tmp_path / "hops.jsonl"
-    whole = path.read_text()
+    whole = (tmp_path / "hops.jsonl").read_text()
     for damaged, named in (
         (whole.splitlines()[0] + "\n", "its sequences are not those of the result"),
         (whole.replace("right", "left", 1), "line 1: 'right'"),
         (whole + "{", "line 3"),
     ):
-        path.write_text(damaged)
+        write_result(tmp_path, result, details=damaged)
         with pytest.raises(ValueError, match=named):
             read_measured_run(tmp_path)

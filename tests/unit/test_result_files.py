@@ -1,16 +1,19 @@
 """Results in files: one encoding, strict reading, and files of older versions named."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from mixerloop.evaluation.comparison import compare_runs
+from mixerloop.evaluation.measured_run import read_measured_run
 from mixerloop.evaluation.nll_result import NllAtPositions, NllFigures, NllResult, nll_details
+from mixerloop.files import write_sealed
 from mixerloop.measures import MEASURES, Measure, measure_of, score_named
 from mixerloop.reports.study_results import read_study
-from mixerloop.result_files import has_result, read_result, write_result
+from mixerloop.result_files import has_result, is_measured, read_result, write_result
 from mixerloop.results import Estimate, PartialEstimate, decode, encode, result_provenance
 from mixerloop.transport.result import TransportResult
 
@@ -69,6 +72,7 @@ def test_a_result_is_read_back_as_it_was_written(tmp_path):
 
 def test_details_are_never_beside_the_result_of_other_details(tmp_path, monkeypatch):
     write_result(tmp_path, RESULT, details="1\n")
+    assert is_measured(tmp_path, MEASURES["nll"])
 
     def interrupted(path, content):
         raise KeyboardInterrupt
@@ -76,7 +80,11 @@ def test_details_are_never_beside_the_result_of_other_details(tmp_path, monkeypa
     monkeypatch.setattr("mixerloop.result_files.write_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_result(tmp_path, RESULT, details="2\n")
-    assert not (tmp_path / "nll.json").exists()
+    assert not is_measured(tmp_path, MEASURES["nll"])
+    assert not has_result(tmp_path, MEASURES["nll"])
+    monkeypatch.undo()
+    write_result(tmp_path, RESULT, details="2\n")
+    assert has_result(tmp_path, MEASURES["nll"])
 
 
 @pytest.mark.parametrize(
@@ -93,7 +101,7 @@ def test_details_are_never_beside_the_result_of_other_details(tmp_path, monkeypa
 def test_what_is_not_as_it_was_written_is_named_with_the_command(tmp_path, change, named):
     folder = tmp_path / "run" / "results"
     path = write_result(folder, RESULT)
-    path.write_text(json.dumps(encode(RESULT) | change))
+    write_sealed(path, encode(RESULT) | change)
     with pytest.raises(ValueError, match=r"nll\.json: not as it was written") as caught:
         read_result(folder, MEASURES["nll"])
     assert named in str(caught.value)
@@ -134,14 +142,16 @@ def test_results_of_an_older_version_are_not_compared(tmp_path):
         compare_runs([tmp_path / "one", tmp_path / "two"])
 
 
-def test_a_comparison_of_an_older_version_is_rejected_by_name(tmp_path):
+def test_a_plan_and_a_comparison_of_an_older_version_are_rejected_by_name(tmp_path):
     part = {"name": "text", "match": "flops", "measure": ["nll"], "seeds": [1], "data": "stdlib"}
     part |= {"compute_dtype": "float32", "transport": {}, "arms": []}
     plan = {"name": "s", "title": "S", "about": "", "parts": [part], "cells": [], "prefill": None}
     (tmp_path / "text").mkdir()
-    provenance = encode(result_provenance())
-    del provenance["forms"]  # as an older version wrote it: such a plan is read
-    (tmp_path / "plan.json").write_text(json.dumps(plan | {"provenance": provenance}))
+    plan["provenance"] = encode(result_provenance())
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    with pytest.raises(ValueError, match=r"plan\.json: written by an older version; study into"):
+        read_study(tmp_path)
+    write_sealed(tmp_path / "plan.json", plan)
     assert read_study(tmp_path).title == "S"
     old = {"arms": [{"name": "A F", "runs": [], "nll": 2.0}], "pairs": [], "warnings": []}
     (tmp_path / "text" / "comparison.json").write_text(
@@ -169,3 +179,76 @@ def test_provenance_takes_no_unknown_fact():
     with pytest.raises(ValueError, match="provenance: unknown key sed; did you mean seed"):
         result_provenance(sed=1)
     assert decode(type(RESULT.provenance), encode(RESULT.provenance)) == RESULT.provenance
+
+
+DETAILS = nll_details(np.array([4.0, 6.0]), np.array([2, 3]), None)
+
+
+@pytest.mark.parametrize("name", ["nll.json", "nll.jsonl"])
+def test_a_flipped_bit_in_a_result_is_never_read_as_another_number(tmp_path, name):
+    write_result(tmp_path, RESULT, details=DETAILS)
+    whole = (tmp_path / name).read_bytes()
+    for at in range(0, 8 * len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[at // 8] ^= 1 << at % 8
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(ValueError, match="measure again: mixerloop evaluate nll RUN") as caught:
+            read_measured_run(tmp_path)
+        assert str(caught.value).startswith(f"{tmp_path / name}: ")
+        assert not has_result(tmp_path, MEASURES["nll"])
+
+
+def test_details_of_another_result_are_not_read(tmp_path):
+    write_result(tmp_path / "one", RESULT, details=DETAILS)
+    others = nll_details(np.array([5.0, 7.0]), np.array([2, 3]), None)
+    write_result(tmp_path / "two", RESULT, details=others)
+    shutil.copy(tmp_path / "one/nll.jsonl", tmp_path / "two/nll.jsonl")
+    with pytest.raises(ValueError, match=r"two/nll\.jsonl: not as it was written"):
+        read_measured_run(tmp_path / "two")
+    (tmp_path / "two/nll.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"two/nll\.jsonl: there is no such file; measure again"):
+        read_measured_run(tmp_path / "two")
+
+
+def test_a_result_that_could_not_be_read_back_is_not_written(tmp_path):
+    result = replace(RESULT, nll=replace(NLL, upper=float("nan")))
+    with pytest.raises(ValueError, match=r"nll\.json: not written: result\.nll\.upper = None"):
+        write_result(tmp_path / "new", result, details=DETAILS)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["nll.json", "nll.jsonl"])
+@pytest.mark.parametrize("content", ["mine", "", "{}", '{"nll": 2.0}'])
+def test_a_file_of_the_user_is_not_replaced_by_a_result(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(
+        ValueError, match="not a file that mixerloop wrote, or changed; --overwrite"
+    ) as caught:
+        write_result(tmp_path, RESULT, details=DETAILS)
+    assert str(caught.value).startswith(f"{tmp_path / name}: ")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == content
+    write_result(tmp_path, RESULT, details=DETAILS, overwrite=True)
+    assert has_result(tmp_path, MEASURES["nll"])
+
+
+@pytest.mark.parametrize("name", ["nll.json", "nll.jsonl"])
+def test_a_result_is_not_written_through_a_link(tmp_path, name):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / name).symlink_to(tmp_path / "mine")
+    with pytest.raises(ValueError, match="is a link, which is not written through; --overwrite"):
+        write_result(tmp_path / "results", RESULT, details=DETAILS)
+    write_result(tmp_path / "results", RESULT, details=DETAILS, overwrite=True)
+    assert has_result(tmp_path / "results", MEASURES["nll"])
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_damaged_missing_and_older_results_are_measured_again_without_overwrite(tmp_path):
+    path = write_result(tmp_path, RESULT, details=DETAILS)
+    whole = path.read_bytes()
+    old = json.dumps(OLD["nll"] | {"provenance": OLD_PROVENANCE}).encode()
+    for damaged in (whole[:-9], whole.replace(b"2.5", b"3.5"), old, None):
+        path.unlink() if damaged is None else path.write_bytes(damaged)
+        write_result(tmp_path, RESULT, details=DETAILS)
+        assert path.read_bytes() == whole

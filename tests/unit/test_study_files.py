@@ -1,12 +1,12 @@
 """Study files: what they say, and what is refused, with the line that says it."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
 
 from mixerloop.config import preset
+from mixerloop.files import read_sealed, write_sealed
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import meta_model
 from mixerloop.studies.plan import FLOPS_AGREE, make_plan
@@ -91,9 +91,9 @@ def test_a_begun_study_may_measure_more_but_not_in_another_type(write, tmp_path)
         ValueError, match="was made with nll in float32, and the study now says bfl"
     ):
         other.check_unchanged()
-    kept = json.loads((first.folder / "plan.json").read_text())
+    kept = read_sealed(first.folder / "plan.json")
     del kept["parts"][0]["measure_in"]
-    (first.folder / "plan.json").write_text(json.dumps(kept))
+    write_sealed(first.folder / "plan.json", kept)
     plan_of(write()).check_unchanged()
 
 

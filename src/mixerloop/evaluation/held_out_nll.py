@@ -38,6 +38,7 @@ def evaluate_nll(
     for number in passes:
         if not 1 <= number <= most:
             raise ValueError(f"passes {number}: this schedule makes 1 to {most}")
+    subject.check_can_save(NllResult)
     prepared = open_prepared(subject.data(data))
     held_out = _held_out(subject, prepared, context)
 

@@ -17,6 +17,7 @@ def evaluate_hops(
 
     `data` is a prepared folder of hops; the default is the folder the subject was trained on.
     """
+    subject.check_can_save(HopsResult)
     prepared = open_prepared(subject.data(data))
     if not isinstance(prepared.task, Hops):
         raise ValueError(f"{prepared.folder}: not a folder of hops; give one with --data")

@@ -9,10 +9,10 @@ from mixerloop import config as configs
 from mixerloop import runs
 from mixerloop.config import RunConfig
 from mixerloop.evaluation.units import Units
-from mixerloop.files import file_sha256, read_json
+from mixerloop.files import file_sha256
 from mixerloop.measures import MEASURES, Measure, load
 from mixerloop.parsing import one_line
-from mixerloop.result_files import command_for, read_result
+from mixerloop.result_files import check_details, command_for, is_measured, read_result
 from mixerloop.results import Result
 
 
@@ -49,7 +49,7 @@ def read_measured_run(path: Path) -> MeasuredRun:
     results = {
         measure.name: read_result(folder, measure)
         for measure in compared
-        if (folder / measure.file).exists()
+        if is_measured(folder, measure)
     }
     if not results:
         raise ValueError(
@@ -82,6 +82,7 @@ def _model_of(result: Result) -> tuple[str | None, str, int | None]:
 
 def _units(folder: Path, measure: Measure, result: Result) -> Units[Any]:
     assert measure.units is not None
+    check_details(folder, measure)
     try:
         return load(measure.units)(folder, result)
     except ValueError as error:
@@ -93,8 +94,5 @@ def _units(folder: Path, measure: Measure, result: Result) -> Units[Any]:
 
 
 def _trained_on(checkpoint: Path) -> str | None:
-    path = checkpoint.parent.parent / runs.PROVENANCE
-    if not path.is_file():
-        return None
-    provenance = read_json(path)
-    return provenance.get("data") if isinstance(provenance, dict) else None
+    run = checkpoint.parent.parent
+    return runs.read_provenance(run).get("data") if (run / runs.PROVENANCE).is_file() else None

@@ -51,6 +51,7 @@ def evaluate_task(
     `data` is a prepared folder of a synthetic task; the default is the folder the subject was
     trained on.
     """
+    subject.check_can_save(TaskResult)
     prepared = open_prepared(subject.data(data))
     if prepared.task is None:
         raise ValueError(f"{prepared.folder}: not a folder of a synthetic task")

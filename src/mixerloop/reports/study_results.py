@@ -1,7 +1,6 @@
 """A study's results, read only from its files."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +8,9 @@ from typing import Any, TypeVar
 
 from mixerloop import runs, study_folder
 from mixerloop.evaluation.comparison_result import Comparison
-from mixerloop.files import read_json
+from mixerloop.history import Record, read_history
 from mixerloop.measures import MEASURES
-from mixerloop.result_files import read_result, read_typed
+from mixerloop.result_files import is_measured, read_result, read_typed
 from mixerloop.results import Result
 from mixerloop.study_folder import PlannedArm, PlannedCell, PlannedPart, StudyPlan
 
@@ -205,12 +204,12 @@ def _run(folder: Path, cell: PlannedCell) -> RunResults | None:
     results = {
         name: read_result(path / runs.RESULTS, measure)
         for name, measure in sorted(MEASURES.items())
-        if (path / runs.RESULTS / measure.file).is_file()
+        if is_measured(path / runs.RESULTS, measure)
     }
     if not results or not results.keys() >= set(cell.measure):
         return None
-    metrics = _lines(path / runs.METRICS)
-    timing = _lines(path / runs.TIMING)
+    metrics = _history(path, runs.METRICS, "tokens")
+    timing = _history(path, runs.TIMING, "seconds")
     return RunResults(
         path=path,
         seed=cell.seed,
@@ -218,12 +217,21 @@ def _run(folder: Path, cell: PlannedCell) -> RunResults | None:
         curve=[
             CurvePoint(tokens=line["tokens"], held_out_nll=line["held_out_nll"])
             for line in metrics
-            if line.get("held_out_nll") is not None
+            if "held_out_nll" in line
         ],
         seconds=sum(line["seconds"] for line in timing) if timing else None,
         tokens=metrics[-1]["tokens"] if metrics else None,
-        provenance=_object(path / runs.PROVENANCE) or {},
+        provenance=runs.read_provenance(path) if (path / runs.PROVENANCE).is_file() else {},
     )
+
+
+def _history(run: Path, name: str, key: str) -> list[Record]:
+    """The records of a run, all of which must have a key."""
+    records = read_history(run, name)
+    for record in records:
+        if key not in record:
+            raise ValueError(f"{run / name}: damaged, step {record['step']} has no {key}")
+    return records
 
 
 def _comparison(folder: Path, part: str) -> Comparison | None:
@@ -239,19 +247,3 @@ def _prefill(path: Path) -> PrefillTimes | None:
         return None
     again = f"remove it and time again: mixerloop study STUDY.toml --out {path.parent}"
     return read_typed(PrefillTimes, path, again=again)
-
-
-def _object(path: Path) -> dict[str, Any] | None:
-    """A JSON file that another package writes, such as the provenance of training."""
-    if not path.is_file():
-        return None
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: not a result; make it again")
-    return value
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -17,7 +17,15 @@ from mixerloop.benchmarking.settings import PrefillSettings as PrefillBenchSetti
 from mixerloop.benchmarking.text import prefill_line
 from mixerloop.data.preparation import parse_preparation
 from mixerloop.evaluation.comparison import compare_runs
-from mixerloop.files import is_locked, json_text, locked, read_json, remove_leftovers, write_file
+from mixerloop.files import (
+    is_locked,
+    json_text,
+    locked,
+    read_json,
+    remove_leftovers,
+    write_file,
+    write_sealed,
+)
 from mixerloop.measures import MEASURES
 from mixerloop.parsing import one_line
 from mixerloop.progress_line import preparing_progress, says_how_to_resume
@@ -235,7 +243,7 @@ def run_prefill(plan: Plan, asked: PrefillSettings, say: Say) -> None:
         bench = bench_prefill(settings, progress=lambda case: _to_stderr(prefill_line(case)))
         if (warning := busy_warning(bench.provenance)) is not None:
             _to_stderr(warning)
-        write_file(path, json_text(bench.to_json()))
+        write_sealed(path, bench.to_json())
 
 
 def compare_part(plan: Plan, part: PartSettings) -> None:
@@ -247,7 +255,7 @@ def compare_part(plan: Plan, part: PartSettings) -> None:
     if len({cell.arm for cell in done}) < 2 or not is_compared:
         return
     comparison = compare_runs([plan.run(cell) for cell in done], seed=COMPARISON_SEED)
-    write_file(path, json_text(encode(comparison)))
+    write_sealed(path, encode(comparison))
 
 
 @contextlib.contextmanager

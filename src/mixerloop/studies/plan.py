@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mixerloop import config as configs
 from mixerloop.config import BUDGETS, ComputeDtypeChoice, ModelConfig, RunConfig
-from mixerloop.files import json_text, write_file
+from mixerloop.files import write_sealed
 from mixerloop.measures import MEASURES
 from mixerloop.model.accounting import account_model, training_flops_per_token
 from mixerloop.model.initialization import meta_model
@@ -86,7 +86,7 @@ class Plan:
 
     def write(self) -> None:
         """Write plan.json, which reports and `study status` read."""
-        write_file(self.folder / PLAN, json_text(encode(self.summary())))
+        write_sealed(self.folder / PLAN, encode(self.summary()))
 
     def check_unchanged(self) -> None:
         """Reject a folder whose data or measurements were made under another plan."""

@@ -8,7 +8,6 @@ from typing import Any
 from mixerloop import config as configs
 from mixerloop import runs
 from mixerloop.evaluation.comparison import compare_runs
-from mixerloop.files import read_json
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import meta_model
 from mixerloop.parsing import one_line
@@ -107,11 +106,11 @@ def _plan_of(groups: list[list[Path]], *, about: str) -> StudyPlan:
         config = configs.load(group[0] / runs.CONFIG).model
         model = meta_model(config, form="torch")
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        recorded = read_json(group[0] / runs.PROVENANCE).get("flops_per_token")
+        recorded = runs.read_provenance(group[0]).get("flops_per_token")
         flops = training_flops_per_token(model) if recorded is None else recorded
         arms.append(planned_arm(name, config, parameters=parameters, flops_per_token=flops))
         for path in group:
-            seed = read_json(path / runs.PROVENANCE).get("seed")
+            seed = runs.read_provenance(path).get("seed")
             cells.append(
                 PlannedCell(
                     number=len(cells) + 1,

@@ -14,7 +14,7 @@ from mixerloop.evaluation.core.metric import VERSIONS, Version, all_centered, co
 from mixerloop.evaluation.core.resampling import resampled_accuracies
 from mixerloop.evaluation.difference import Scores
 from mixerloop.evaluation.units import Units
-from mixerloop.files import read_json
+from mixerloop.files import read_sealed
 from mixerloop.measures import MEASURES
 from mixerloop.results import encode
 
@@ -100,7 +100,7 @@ class CoreUnits(Units["CoreUnits"]):
 def read_core_units(folder: Path, result: CoreResult) -> CoreUnits:
     """Read the answers of a result; they must have its settings and its number of examples."""
     answers = MEASURES["core"].details_in(folder)
-    if read_json(answers / SETTINGS) != encode(result.settings):
+    if read_sealed(answers / SETTINGS) != encode(result.settings):
         raise ValueError("its answers have other settings")
     tasks = result.tasks
     right = {

@@ -70,6 +70,10 @@ def evaluate_core(
         raise ValueError(
             "answers under another schedule are kept apart; name a folder for the results"
         )
+    folder = MEASURES["core"].details_in(subject.results)
+    saved = AnswerFolder(folder)
+    subject.check_can_save(CoreResult)
+    saved.check_ours(overwrite=subject.overwrite)
     tokenizer = subject.tokenizer()
     if tokenizer.bos_id < 0:
         raise ValueError(
@@ -77,10 +81,8 @@ def evaluate_core(
         )
     opened = find_bundle(bundle)
     asking = [asked(opened, task, limit=limit) for task in opened.choose(tasks)]
-    folder = MEASURES["core"].details_in(subject.results)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        saved = AnswerFolder(folder)
         settings = CoreSettings(
             checkpoint=subject.fingerprint,
             schedule=notation(subject.schedule),
@@ -93,7 +95,7 @@ def evaluate_core(
             limit=limit,
             plain=plain,
         )
-        saved.open(settings, opened.tasks, replace=replace)
+        saved.open(settings, opened.tasks, replace=replace or subject.overwrite)
         evaluation = _Evaluation(saved, asking, tokenizer.encode_all, context, progress)
         evaluation.answer(scorer_of(subject, share_prefixes=not plain))
         works = {task.label: saved.work(task.label) for task in opened.tasks}
@@ -111,7 +113,10 @@ def evaluate_core(
         settings=settings,
         provenance=subject.provenance(bundle=settings.bundle, tokenizer=settings.tokenizer),
     )
-    subject.save(result)
+    detail_files = {
+        f"{folder.name}/{label}.jsonl": work.answers_sha256 for label, work in works.items()
+    }
+    subject.save(result, detail_files=detail_files)
     return result
 
 
