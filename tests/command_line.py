@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 
 import shape_checks
-from mixerloop import machine
+from mixerloop import machine, start
 from mixerloop.cli.main import main
 from mixerloop.ops import native_library
 
@@ -89,7 +89,7 @@ def refused(*arguments, cwd=".", after=()) -> str:
 @contextlib.contextmanager
 def _as_a_program(arguments, cwd) -> Iterator[None]:
     """Set the state of a new process, and restore the state of this process afterwards."""
-    heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    heard = {number: signal.getsignal(number) for number in start.STOPPING}
     threads, variables = torch.get_num_threads(), environment(cwd)
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.chdir(cwd))

@@ -4,10 +4,7 @@ The names below are loaded when they are first used: `import mixerloop` loads no
 of your own, call `mixerloop.settle()` before torch is loaded; see `mixerloop.machine.settle`.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
-
-from mixerloop.machine import settle
 
 if TYPE_CHECKING:
     from mixerloop.config import load as load_config
@@ -19,6 +16,7 @@ if TYPE_CHECKING:
     from mixerloop.evaluation.hops_accuracy import evaluate_hops
     from mixerloop.evaluation.task_accuracy import evaluate_task
     from mixerloop.interop.loading import open_subject
+    from mixerloop.machine import settle
     from mixerloop.model.generation import Sampling
     from mixerloop.studies.reporting import make_report
     from mixerloop.studies.running import run_study
@@ -72,6 +70,7 @@ _HOMES = {
     "prepare_text": "data.corpora:prepare_text",
     "resume": "training.sessions:resume",
     "run_study": "studies.running:run_study",
+    "settle": "machine:settle",
     "train": "training.sessions:train",
 }
 """The module and the name of each public name that is loaded on first use."""
@@ -80,6 +79,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'mixerloop' has no attribute '{name}'")
+    import importlib
+
     module, _, attribute = _HOMES[name].partition(":")
     return getattr(importlib.import_module(f"mixerloop.{module}"), attribute)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
+from mixerloop.messages import shortened
 from mixerloop.schedule import (
     DEFAULT_NUM_PASSES,
     LOOPS,
@@ -221,11 +222,6 @@ def _read_addresses(text: str) -> Schedule:
 
 def _error(text: str, problem: str, at: int) -> ValueError:
     return ValueError(f"schedule '{shortened(text)}', character {at + 1}: {problem}")
-
-
-def shortened(text: str, most: int = 80) -> str:
-    """The text, or its beginning if the text is longer than `most`."""
-    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 # --- schedule to text ---------------------------------------------------------------------------

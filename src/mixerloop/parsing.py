@@ -8,6 +8,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from typeguard import TypeCheckError, check_type
 
+from mixerloop.messages import one_line
+
 T = TypeVar("T")
 
 
@@ -104,8 +106,3 @@ def suggest(name: object, known: Iterable[str]) -> str:
     known = list(known)
     near = difflib.get_close_matches(str(name), known, n=1)
     return f"{f'did you mean {near[0]}? ' if near else ''}known: {', '.join(known)}"
-
-
-def one_line(error: Exception) -> str:
-    """The message of an error on a single line."""
-    return " ".join(str(error).split())

@@ -7,65 +7,150 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
-from typing import NoReturn
+from types import FrameType
 
-from mixerloop import machine
-from mixerloop.notation import shortened
+from mixerloop import machine, start
+from mixerloop.messages import one_line
 
 TRACEBACK = "MIXERLOOP_TRACEBACK"
 """Set this environment variable to see the traceback of an error."""
 AGAIN_SECONDS = 0.02
+IMPORT_SECONDS = 10.0
+"""A signal waits as long as this for a running import, which an exception would tear apart."""
+CLEANING_SECONDS = 5.0
+"""While half-written files are removed, further signals are ignored for as long as this."""
+NO_MEMORY = ("can't allocate memory", "out of memory", "std::bad_alloc", "can't start new thread")
+TOO_LARGE = ("Storage size calculation overflowed", "integer multiplication overflow")
+"""Parts of the messages of torch and Python that name a limit of the machine, not a bug."""
 
 
 def run_program(work: Callable[[], None]) -> None:
     """Run the work of this process; bad input becomes one line on stderr and exit code 2.
 
-    SIGTERM raises SystemExit, so that half-written files are removed. Ctrl-C exits with 130, and a
-    failed numerical check with 1.
+    SIGTERM and SIGHUP raise SystemExit, so that half-written files are removed, and exit with 143
+    and 129. Ctrl-C exits with 130, and a failed numerical check with 1. A signal that the parent
+    process had this process ignore stays ignored. A full or closed stderr does not stop the work.
     """
-    machine.end_with_parent()
-    signal.signal(signal.SIGTERM, _stop)
-    sys.unraisablehook = deliver_again
+    start.begin()
+    listener = Listener()
+    for number in start.heard():
+        signal.signal(number, listener.stop)
+    sys.unraisablehook = listener.deliver_again
     try:
+        code = _exit_code(work)
+    finally:
+        for number in start.heard():
+            signal.signal(number, start.leave)  # nothing is left to clean up
+    if code := _flushed(code):
+        sys.exit(code)
+
+
+def _exit_code(work: Callable[[], None]) -> int:
+    try:
+        machine.end_with_parent()
         work()
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except BrokenPipeError:  # the reader has exited, as in `mixerloop describe 15m | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    except (KeyboardInterrupt, SystemExit) as stop:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # the process is ending already
-        if isinstance(stop, SystemExit):
-            raise
+        sys.stdout.flush()
+    except KeyboardInterrupt:
         print(file=sys.stderr)
-        sys.exit(130)
-    except (ValueError, OSError, FloatingPointError) as error:
-        if os.environ.get(TRACEBACK):
+        return 128 + signal.SIGINT
+    except SystemExit as stop:
+        if isinstance(stop.code, str):
+            print(one_line(stop.code), file=sys.stderr)
+        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and error.filename == start.STDOUT:
+            return 0  # the reader has exited, as in `mixerloop describe 15m | head -1`
+        problem = _problem(error)
+        if problem is None or os.environ.get(TRACEBACK):
             raise
         rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
-        print(f"mixerloop{rank}: {_one_line(error)}", file=sys.stderr)
-        sys.exit(1 if isinstance(error, FloatingPointError) else 2)
+        print(f"mixerloop{rank}: {one_line(problem)}", file=sys.stderr)
+        return 1 if isinstance(error, FloatingPointError) else 2
+    return 0
 
 
-def deliver_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Send a signal again if its exception was raised where Python drops exceptions.
-
-    Python drops exceptions in finalizers and callbacks. Importing torch runs many of these, so
-    Ctrl-C would otherwise be ignored.
-    """
-    again = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}.get(lost.exc_type)
-    if again is None:
-        sys.__unraisablehook__(lost)
-    else:
-        threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), again)).start()
-
-
-def _stop(number: int, frame: object) -> NoReturn:
-    sys.exit(128 + number)
+def _flushed(code: int) -> int:
+    """The exit code after what was printed is flushed; a stdout that cannot be written to is 2."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        if isinstance(sys.stdout, start.Output):
+            sys.stdout.drop()
+        if isinstance(error, BrokenPipeError) or code != 0:
+            return code
+        print(f"mixerloop: {one_line(_problem(error) or '')}", file=sys.stderr)
+        return 2
+    return code
 
 
-def _one_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
-        return " ".join(f"{error.filename}: {error.strerror}".split())
-    return shortened(" ".join(str(error).split()), most=1000)
+class Listener:
+    """Turns signals into exceptions in the main thread, and makes sure that none is lost."""
+
+    def __init__(self) -> None:
+        self._heard_at: float | None = None
+        self._raised_at: float | None = None
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """Raise KeyboardInterrupt or SystemExit; wait for an import, and for the cleaning up."""
+        now = time.monotonic()
+        if self._raised_at is not None and now - self._raised_at < CLEANING_SECONDS:
+            return
+        if self._heard_at is None:
+            self._heard_at = now
+        if _is_importing(frame) and now - self._heard_at < IMPORT_SECONDS:
+            _send_again(number)
+            return
+        self._raised_at = now
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(128 + number)
+
+    def deliver_again(self, lost: "sys.UnraisableHookArgs") -> None:
+        """Send a signal again if its exception was raised where Python drops exceptions.
+
+        Python drops exceptions in finalizers and callbacks. Importing torch runs many of these, so
+        Ctrl-C would otherwise be ignored.
+        """
+        if isinstance(lost.exc_value, KeyboardInterrupt):
+            number = int(signal.SIGINT)
+        elif isinstance(lost.exc_value, SystemExit) and isinstance(lost.exc_value.code, int):
+            number = lost.exc_value.code - 128
+        else:
+            sys.__unraisablehook__(lost)
+            return
+        self._raised_at = None
+        _send_again(number)
+
+
+def _send_again(number: int) -> None:
+    timer = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _problem(error: Exception) -> str | None:
+    """What is wrong with the input or the machine; None for an error that only we can make."""
+    if isinstance(error, OSError) and error.strerror is not None:
+        named = error.filename if error.filename2 is None else error.filename2
+        where = "reading or writing a file" if named is None else os.fsdecode(named)
+        return f"{where}: {error.strerror}"
+    if isinstance(error, ValueError | OSError | FloatingPointError):
+        return str(error)
+    said = str(error)
+    if isinstance(error, MemoryError) or any(sign in said for sign in NO_MEMORY):
+        return f"the memory of this machine does not suffice: {said or 'allocation failed'}"
+    if isinstance(error, OverflowError) or any(sign in said for sign in TOO_LARGE):
+        return f"a number is too large: {said}"
+    if isinstance(error, RecursionError):
+        return f"something is nested too deeply: {said}"
+    return None

@@ -1,5 +1,10 @@
-"""Progress on stderr: a line that is overwritten on a terminal, or timed lines in a log."""
+"""Progress on stderr: a line that is overwritten on a terminal, or timed lines in a log.
 
+Nothing here fails if stderr is closed, full, or a pipe whose reader has exited: that must not stop
+the work.
+"""
+
+import math
 import os
 import sys
 import time
@@ -11,45 +16,59 @@ LOG_SECONDS_VARIABLE = "MIXERLOOP_LOG_SECONDS"
 """Sets the seconds between two lines of progress in a log."""
 
 
+def to_stderr(text: str) -> None:
+    """Write text to stderr, if it can be written to."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+    except OSError:
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
+
+
+def is_terminal() -> bool:
+    """Whether stderr is a terminal, on which a line can be overwritten."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 class ProgressLine:
-    """Writes progress to a terminal or a log, and stops writing when stderr is closed."""
+    """Writes progress to a terminal or a log."""
 
     def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._readable = True
-        self._log_seconds = float(os.environ.get(LOG_SECONDS_VARIABLE, LOG_SECONDS))
+        self._terminal = is_terminal()
+        self._log_seconds = _log_seconds()
         self._shown_at = -self._log_seconds
         self._open = False
 
     def show(self, text: str) -> None:
         """Replace the line on a terminal; add a line to a log every `LOG_SECONDS`."""
         if self._terminal:
-            self._write(f"\r\033[K{text}")
+            to_stderr(f"\r\033[K{text}")
             self._open = True
         elif time.monotonic() - self._shown_at >= self._log_seconds:
-            self._write(f"{text}\n")
+            to_stderr(f"{text}\n")
             self._shown_at = time.monotonic()
 
     def say(self, text: str) -> None:
         """Write a line that later progress does not replace."""
-        self._write(f"{text}\n")
+        to_stderr(f"{text}\n")
 
     def close(self) -> None:
         """End the line on a terminal, so that later output starts on a new line."""
         if self._open:
-            self._write("\n")
+            to_stderr("\n")
             self._open = False
 
-    def _write(self, text: str) -> None:
-        """Write, and write nothing more once the reader of stderr has closed the pipe."""
-        if not self._readable:
-            return
-        try:
-            sys.stderr.write(text)
-            sys.stderr.flush()
-        except OSError:
-            self._readable = False
-            sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
+
+def _log_seconds() -> float:
+    chosen = os.environ.get(LOG_SECONDS_VARIABLE, str(LOG_SECONDS))
+    try:
+        seconds = float(chosen)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise ValueError(f"{LOG_SECONDS_VARIABLE}={chosen}: not a number of seconds")
+    return seconds
 
 
 def counting(line: ProgressLine, unit: str) -> Callable[[str, int, int], None]:
@@ -59,16 +78,16 @@ def counting(line: ProgressLine, unit: str) -> Callable[[str, int, int], None]:
 
 def preparing_progress() -> Callable[[str, int, int], None]:
     """A callback for the preparation of data: a log gets a line for each kind of work."""
-    terminal = sys.stderr.isatty()
+    terminal = is_terminal()
     last = ""
 
     def show(what: str, done: int, total: int) -> None:
         nonlocal last
         if terminal:
             end = "\n" if done == total else ""
-            print(f"\r\033[K{what} {done}/{total}", end=end, file=sys.stderr, flush=True)
+            to_stderr(f"\r\033[K{what} {done}/{total}{end}")
         elif what != last:
-            print(what, file=sys.stderr, flush=True)
+            to_stderr(f"{what}\n")
         last = what
 
     return show
@@ -80,7 +99,7 @@ def says_how_to_resume() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from here", end="", file=sys.stderr)
+        to_stderr("\nstopped; the same command goes on from here")
         raise
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from command_line import in_a_process, mixerloop
-from mixerloop import machine
+from mixerloop import machine, start
 
 
 def surroundings():
@@ -21,7 +21,7 @@ def surroundings():
         "streams": (sys.stdout, sys.stderr),
         "descriptors": [os.fstat(number).st_ino for number in (1, 2)],
         "hook": sys.unraisablehook,
-        "handlers": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+        "handlers": [signal.getsignal(number) for number in start.STOPPING],
         "threads": torch.get_num_threads(),
         "allocator": machine.keep_freed_memory,
     }

@@ -1,6 +1,5 @@
 """`mixerloop bench`: the speed of the operator, prefill, decoding, training, transport and CORE."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from mixerloop.benchmarking.settings import (
     TransportSettings,
 )
 from mixerloop.files import json_text
+from mixerloop.progress_line import to_stderr
 
 HELP = """Measure speed, after a check that the timed code computes the right result.
 
@@ -101,7 +101,7 @@ class Prefill(PrefillSettings):
         from mixerloop.benchmarking.prefill_speed import bench_prefill
         from mixerloop.benchmarking.text import prefill_line, prefill_text
 
-        bench = bench_prefill(self, progress=lambda case: _say(prefill_line(case)))
+        bench = bench_prefill(self, progress=lambda case: to_stderr(f"{prefill_line(case)}\n"))
         _print(bench, prefill_text, as_json=self.json)
 
 
@@ -132,7 +132,7 @@ class Train(TrainSettings):
         from mixerloop.benchmarking.text import train_line, train_text
         from mixerloop.benchmarking.training_speed import bench_train
 
-        bench = bench_train(self, progress=lambda case: _say(train_line(case)))
+        bench = bench_train(self, progress=lambda case: to_stderr(f"{train_line(case)}\n"))
         _print(bench, train_text, as_json=self.json)
 
 
@@ -202,9 +202,5 @@ def _print(bench: B, text: Callable[[B], str], *, as_json: bool) -> None:
     from mixerloop.benchmarking.conditions import busy_warning
 
     if (warning := busy_warning(bench.provenance)) is not None:
-        _say(warning)
+        to_stderr(f"{warning}\n")
     print(json_text(bench.to_json()) if as_json else text(bench) + "\n", end="")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)

@@ -10,6 +10,7 @@ import tyro
 from mixerloop.config import ComputeDtype, FormChoice
 from mixerloop.files import json_text
 from mixerloop.parsing import one_of
+from mixerloop.progress_line import to_stderr
 
 if TYPE_CHECKING:
     from mixerloop.text_generation import Generated
@@ -95,8 +96,7 @@ def _report(generated: "Generated") -> None:
     rate = generated.tokens_per_second
     speed = f", {rate:,.1f} tokens/s" if rate else ""
     _show("\n")
-    print(
+    to_stderr(
         f"{len(generated.tokens)} tokens{speed} after a prompt of {generated.prompt_tokens} in "
-        f"{generated.prefill_seconds:.2f} s; schedule {generated.schedule}",
-        file=sys.stderr,
+        f"{generated.prefill_seconds:.2f} s; schedule {generated.schedule}\n"
     )

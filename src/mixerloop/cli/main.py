@@ -22,6 +22,7 @@ from mixerloop.cli import (
     train,
     transport,
 )
+from mixerloop.cli.options import VERSION, parse
 from mixerloop.plugins import load_plugins
 from mixerloop.program import run_program
 
@@ -49,22 +50,10 @@ def main() -> None:
 
 
 def _run() -> None:
-    if sys.argv[1:] == ["--version"]:
+    if sys.argv[1:] == [VERSION]:
         print(f"mixerloop {__version__}")
         return
-    verb = tyro.cli(
-        Verb,
-        args=sys.argv[1:],
-        prog="mixerloop",
-        description=main.__doc__,
-        config=(
-            tyro.conf.DisallowNone,
-            tyro.conf.FlagCreatePairsOff,
-            tyro.conf.OmitSubcommandPrefixes,
-            tyro.conf.OmitArgPrefixes,
-            tyro.conf.PositionalMetavarFromFieldName,
-        ),
-    )
+    verb = parse(Verb, sys.argv[1:], about=main.__doc__)
     machine.settle()
     load_plugins()
     verb.run()

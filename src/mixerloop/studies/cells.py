@@ -28,7 +28,7 @@ from mixerloop.files import (
 )
 from mixerloop.measures import MEASURES
 from mixerloop.parsing import one_line
-from mixerloop.progress_line import preparing_progress, says_how_to_resume
+from mixerloop.progress_line import preparing_progress, says_how_to_resume, to_stderr
 from mixerloop.provenance import now
 from mixerloop.result_files import has_result
 from mixerloop.results import encode
@@ -240,9 +240,9 @@ def run_prefill(plan: Plan, asked: PrefillSettings, say: Say) -> None:
             return
         say("timing")
         settings = PrefillBenchSettings(**asdict(asked))
-        bench = bench_prefill(settings, progress=lambda case: _to_stderr(prefill_line(case)))
+        bench = bench_prefill(settings, progress=lambda case: to_stderr(f"{prefill_line(case)}\n"))
         if (warning := busy_warning(bench.provenance)) is not None:
-            _to_stderr(warning)
+            to_stderr(f"{warning}\n")
         write_sealed(path, bench.to_json())
 
 
@@ -282,7 +282,3 @@ def _log(record: Path, what: str) -> Iterator[None]:
         print(f"{now()}  {what}", flush=True)
         yield
         print(f"{now()}  done", flush=True)
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)

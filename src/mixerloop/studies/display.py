@@ -1,12 +1,11 @@
 """The progress of cells on stderr: a line for each running cell on a terminal, a log elsewhere."""
 
 import re
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING
 
-from mixerloop.progress_line import LOG_SECONDS
+from mixerloop.progress_line import LOG_SECONDS, is_terminal, to_stderr
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -19,7 +18,7 @@ PROGRESS = re.compile(r"step \d|.*\d of \d")
 
 def say(where: str, text: str) -> None:
     """Print a line on stderr that later progress does not overwrite."""
-    print(f"{where}: {text}", file=sys.stderr, flush=True)
+    to_stderr(f"{where}: {text}\n")
 
 
 def heading(cell: "Cell", num_cells: int) -> str:
@@ -38,7 +37,7 @@ class CellLines:
         self._live: Live | None = None
 
     def __enter__(self) -> "CellLines":
-        if sys.stderr.isatty():
+        if is_terminal():
             from rich.console import Console
             from rich.live import Live
 

@@ -23,6 +23,8 @@ from mixerloop.studies.plan import Cell, Plan
 RETRIES = 3
 """How often a cell is started again after its process was killed."""
 POLL_SECONDS = 0.1
+STOP_SECONDS = 60.0
+"""How long a process may take to finish its step and save a checkpoint."""
 BYTES_PER_PARAMETER = 20  # weight, gradient, two moments, and a copy while a checkpoint is written
 PROCESS_BYTES = 600 * 2**20  # Python and torch, without a model
 MEMORY_SHARE = 0.8  # of the memory that is free
@@ -145,12 +147,21 @@ def _start(
 
 
 def _stop(workers: Sequence[_Worker]) -> None:
-    """Ask processes to save a checkpoint and exit, and wait until they have."""
+    """Ask processes to save a checkpoint and exit, and wait until they have.
+
+    A process that does not exit in time is killed, such as one that was told to ignore SIGTERM. A
+    kill loses the steps since the last checkpoint.
+    """
     for worker in workers:
         if worker.process.poll() is None:
             worker.process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + STOP_SECONDS
     for worker in workers:
-        worker.process.wait()
+        try:
+            worker.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            worker.process.wait()
         worker.reader.join()
 
 
