@@ -10,20 +10,26 @@ write strength, and a product with b, E or z scales rows. With G = cumsum(g):
 U holds the write of each token, corrected for the earlier tokens of its chunk.
 With the states at the chunk borders known, everything but the walk over the states is a batch over
 chunks; so the forward keeps the inputs and those states, and the backward recomputes the rest.
+
+Second derivatives, forward mode and the transforms of `torch.func` go through the same equations
+by autograd. A chunk with a number that is not finite runs token by token: in a product with the
+zeros of a triangle such a number would reach earlier tokens.
 """
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from mixerloop.ops import derivatives
 from mixerloop.ops.recurrent import recurrent_gated_delta_rule
 
 CHUNK_TOKENS = 64
 TILE_TOKENS = 2048  # tokens x heads worked on at a time
+FORGETS = -800.0
+"""A log decay whose exponential is 0 in float64; sums of it keep the digits of weak decays."""
 
 
 def chunked_gated_delta_rule(
@@ -40,19 +46,36 @@ def chunked_gated_delta_rule(
     In a chunk of a single token M is 1 and the equations are the recurrence. The recurrent form
     then runs: the same arithmetic without the chunks and tiles, which would slow decoding down.
     """
+    inputs = (query, key, value, log_decay, write_strength, initial_state)
     if query.shape[1] == 1:
-        return recurrent_gated_delta_rule(
-            query=query,
-            key=key,
-            value=value,
-            log_decay=log_decay,
-            write_strength=write_strength,
-            initial_state=initial_state,
-        )
-    output, final_state = _ChunkedGatedDeltaRule.apply(
-        query, key, value, log_decay, write_strength, initial_state
-    )
+        return _recurrent(*inputs)
+    if derivatives.transforms_are_active():
+        return _by_autograd(*inputs)
+    output, final_state = _ChunkedGatedDeltaRule.apply(*inputs)
     return output, final_state
+
+
+def _recurrent(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+    query, key, value, log_decay, write_strength, initial_state = inputs
+    return recurrent_gated_delta_rule(
+        query=query,
+        key=key,
+        value=value,
+        log_decay=log_decay,
+        write_strength=write_strength,
+        initial_state=initial_state,
+    )
+
+
+def _by_autograd(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The rule in operations that torch can differentiate in every way."""
+    *tokens, initial_state = inputs
+    if derivatives.numbers_are_hidden():
+        return _recurrent(*inputs)
+    output, _, final_state = forward(Chunks(*map(to_chunks, tokens)), initial_state)
+    if not bool(final_state.isfinite().all()):
+        return _recurrent(*inputs)
+    return from_chunks(output, tokens[0].shape[1]).contiguous(), final_state
 
 
 class _ChunkedGatedDeltaRule(torch.autograd.Function):
@@ -69,23 +92,33 @@ class _ChunkedGatedDeltaRule(torch.autograd.Function):
                 initial_state[rows, columns],
             )
             output[rows, :, columns] = from_chunks(result, seq)
-        ctx.save_for_backward(*tokens, states)
+        ctx.broken = broken_chunks(states, final_state)
+        if ctx.broken is not None:
+            result = to_chunks(output)
+            result[ctx.broken], _ = token_by_token(
+                Chunks(*(to_chunks(x)[ctx.broken] for x in tokens)), states[ctx.broken]
+            )
+            output = from_chunks(result, seq).contiguous()
+        ctx.save_for_backward(*inputs, states)
         return output, final_state
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *d_results):  # pyright: ignore[reportIncompatibleMethodOverride]
         d_output, d_final_state = d_results
-        *tokens, states = ctx.saved_tensors
-        d_tokens = [torch.empty_like(x) for x in tokens]
-        d_initial_state = torch.empty_like(d_final_state)
+        *inputs, states = ctx.saved_tensors
+        tokens = inputs[:-1]
         with torch.autocast(d_output.device.type, enabled=False):
+            if derivatives.needs_more_than_gradients():
+                return tuple(derivatives.gradients_through(_by_autograd, inputs, d_results))
+            d_tokens = [torch.empty_like(x) for x in tokens]
+            d_initial_state = torch.empty_like(d_final_state)
             for rows, columns in tiles(*d_output.shape[:3]):
                 d_chunks, d_initial_state[rows, columns] = backward(
                     Chunks(*(to_chunks(x[rows, :, columns]) for x in tokens)),
                     states[rows, columns],
                     to_chunks(d_output[rows, :, columns]),
                     d_final_state[rows, columns],
+                    None if ctx.broken is None else ctx.broken[rows, columns],
                 )
                 for d_input, gradient in zip(d_tokens, d_chunks, strict=True):
                     d_input[rows, :, columns] = from_chunks(gradient, d_output.shape[1])
@@ -143,9 +176,10 @@ def decays(g: Tensor) -> Decay:
     """All the decays between places in a chunk, from the log decay of its tokens.
 
     The decays are differences of sums, so the sums are float64: a token with a strong decay makes
-    the sums large, and in float32 later tokens with a weak decay would lose their digits.
+    the sums large, and in float32 later tokens with a weak decay would lose their digits. A log
+    decay of -inf would make the differences of its sums no numbers.
     """
-    total = g.double().cumsum(-1)
+    total = g.double().clamp(min=FORGETS).cumsum(-1)
     later = torch.ones(2 * g.shape[-1:], dtype=torch.bool, device=g.device).triu(1)
     return Decay(
         start=total.exp().to(g.dtype)[..., None],
@@ -186,8 +220,45 @@ def forward(chunks: Chunks, initial_state: Tensor) -> tuple[Tensor, Tensor, Tens
     return output, states, state
 
 
+def broken_chunks(
+    states: Float[Tensor, "batch heads chunks d_key d_value"],
+    final_state: Float[Tensor, "batch heads d_key d_value"],
+) -> Bool[Tensor, "batch heads chunks"] | None:
+    """Chunks that make a finite column of the state non-finite; None where all numbers are finite.
+
+    A non-finite key, value, log decay or write strength makes at least a column of the state
+    non-finite for good, so the final state shows all of them. It is read on a CPU only: another
+    device would have to finish its work first.
+    """
+    if torch.compiler.is_compiling() or final_state.device.type != "cpu":
+        return None
+    if bool(final_state.isfinite().all()):
+        return None
+    borders = torch.cat([states, final_state[:, :, None]], dim=2).isfinite().all(-2)
+    return (borders[:, :, :-1] & ~borders[:, :, 1:]).any(-1)
+
+
+def token_by_token(chunks: Chunks, states: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs of single chunks, each [chunk_tokens, ...] behind one dimension, and states after."""
+    output, final_states = _recurrent(*(x[:, :, None] for x in chunks), states[:, None])
+    return output[:, :, 0], final_states[:, 0]
+
+
+def gradients_token_by_token(
+    chunks: Chunks, states: Tensor, d_output: Tensor, d_states_out: Tensor
+) -> tuple[Tensor, ...]:
+    """Gradients of the inputs of single chunks, by autograd."""
+    with torch.enable_grad():
+        leaves = Chunks(*(x.detach().requires_grad_() for x in chunks))
+        return torch.autograd.grad(token_by_token(leaves, states), leaves, (d_output, d_states_out))
+
+
 def backward(
-    chunks: Chunks, states: Tensor, d_output: Tensor, d_final_state: Tensor
+    chunks: Chunks,
+    states: Tensor,
+    d_output: Tensor,
+    d_final_state: Tensor,
+    broken: Tensor | None = None,
 ) -> tuple[Chunks, Tensor]:
     """Gradients of the inputs and of the initial state."""
     q, k, v, g, _ = chunks
@@ -226,7 +297,15 @@ def backward(
     d_total = d_start * decay.start[..., 0] + pairs.sum(-1) - pairs.sum(-2) - d_end
     d_total[..., -1] += d_end.sum(-1) + d_whole
     d_g = d_total.flip(-1).cumsum(-1).flip(-1)
-    return Chunks(d_q, d_k, d_v, d_g, d_b), d_initial_state
+    d_chunks = Chunks(d_q, d_k, d_v, d_g, d_b)
+    if broken is not None:
+        exact = gradients_token_by_token(
+            Chunks(*(x[broken] for x in chunks)),
+            *(x[broken] for x in (states, d_output, d_states_out)),
+        )
+        for d_input, gradient in zip(d_chunks, exact, strict=True):
+            d_input[broken] = gradient
+    return d_chunks, d_initial_state
 
 
 def backward_over_states(

@@ -2,6 +2,7 @@
 
 Two of its Triton kernels are used: the chunked kernel, which has a backward, and the recurrent
 kernel for short sequences without gradients, as in decoding. The caller normalises and scales.
+There are gradients and no other derivatives.
 """
 
 import importlib.util
@@ -14,6 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mixerloop.ops.derivatives import GradientOnly
+
+_DERIVATIVES = GradientOnly("gated_delta_rule", "fla", instead="form torch or definition")
 LONGEST_RECURRENT = 64  # tokens, a chunk of the chunked kernel
 
 
@@ -40,19 +44,37 @@ def fla_gated_delta_rule(
     if initial_state.dtype == torch.float64:
         raise ValueError("form fla computes in float32; choose torch for float64")
     inputs = (query, key, value, log_decay, write_strength, initial_state)
+    _DERIVATIVES.check(*inputs)
     wants_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     chunked, recurrent = _kernels()
     rule = chunked if wants_gradient or key.shape[1] > LONGEST_RECURRENT else recurrent
+    if wants_gradient:
+        inputs = _DifferentiatedOnce.apply(*inputs)
+    query, key, value, log_decay, write_strength, initial_state = (x.contiguous() for x in inputs)
     return rule(
-        query.contiguous(),
-        key.contiguous(),
-        value.contiguous(),
-        g=log_decay.contiguous(),
-        beta=write_strength.contiguous(),
+        query,
+        key,
+        value,
+        g=log_decay,
+        beta=write_strength,
         scale=1.0,
-        initial_state=initial_state.contiguous(),
+        initial_state=initial_state,
         output_final_state=True,
     )
+
+
+class _DifferentiatedOnce(torch.autograd.Function):
+    """The inputs as they are; the gradients that the kernels return to them are for one use."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        ctx.save_for_backward(*inputs)
+        return tuple(x.view_as(x) for x in inputs)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        _DERIVATIVES.check(*gradients)
+        return _DERIVATIVES.only_once(gradients, computed_from=ctx.saved_tensors)
 
 
 @cache

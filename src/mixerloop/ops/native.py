@@ -1,7 +1,8 @@
 """The gated delta rule in C++: the chunk equations with all data of a head in cache.
 
 Two operators registered with torch, so that autograd, `torch.compile` and fake tensors know them.
-The forward keeps the state of every 64th token; the backward runs the tokens between again.
+The forward keeps the state of every 64th token; the backward runs the tokens between again. There
+are gradients and no other derivatives.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mixerloop.ops import native_library
+from mixerloop.ops.derivatives import GradientOnly
 from mixerloop.ops.native_library import GROUP_TOKENS
+
+_DERIVATIVES = GradientOnly("gated_delta_rule", "native", instead="form torch or definition")
 
 
 def native_gated_delta_rule(
@@ -29,8 +33,8 @@ def native_gated_delta_rule(
     float32. The output has the type of `value`.
     """
     inputs = (query, key, value, log_decay, write_strength, initial_state)
-    keep_states = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-    output, final_state, _ = _forward(*inputs, keep_states)
+    _DERIVATIVES.check(*inputs)
+    output, final_state, _ = _forward(*inputs, native_library.keeps_states(*inputs))
     return output, final_state
 
 
@@ -75,6 +79,7 @@ def _backward(
     d_output: Tensor,
     d_final_state: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    assert states.shape[2] == _num_groups(key)
     results = _empty_gradients(query, key, value, log_decay, write_strength, d_final_state)
     tokens = (query, key, value, log_decay, write_strength)
     *d_tokens, d_initial_state = results
@@ -105,11 +110,13 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _gradients(ctx, d_output, d_final_state, _d_states):
+    _DERIVATIVES.check(d_output, d_final_state)
     gradients = _backward(*ctx.saved_tensors, d_output, d_final_state)
     return *gradients, None
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)
+_backward.register_autograd(_DERIVATIVES.refuse_second)
 
 
 def _named(tokens: Sequence[Tensor], prefix: str = "") -> dict[str, Tensor]:
@@ -122,11 +129,15 @@ def _sizes(key: Tensor, value: Tensor) -> tuple[int, int, int, int, int]:
     return batch, seq, heads, d_key, value.shape[-1]
 
 
+def _num_groups(key: Tensor) -> int:
+    return -(-key.shape[1] // GROUP_TOKENS)
+
+
 def _empty_results(
     key: Tensor, value: Tensor, initial_state: Tensor, keep_states: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    batch, seq, heads, d_key, d_value = _sizes(key, value)
-    groups = -(-seq // GROUP_TOKENS) if keep_states else 0
+    batch, _, heads, d_key, d_value = _sizes(key, value)
+    groups = _num_groups(key) if keep_states else 0
     return (
         _empty(value),
         _empty(initial_state),

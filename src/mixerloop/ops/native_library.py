@@ -9,8 +9,10 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from torch.autograd import forward_ad
 
 from mixerloop.config import Form
+from mixerloop.ops.derivatives import transforms_are_active
 
 MODULE = "mixerloop.ops._native"
 INSTRUCTION_SETS = ("portable", "avx2", "avx512")
@@ -149,9 +151,17 @@ def goes_past_dispatcher(*tensors: torch.Tensor) -> bool:
     return (
         not (torch.compiler.is_compiling() or torch._C._is_tracing())
         and not torch._C._are_functorch_transforms_active()  # vmap's tensors look plain
+        and forward_ad._current_level < 0  # so do tensors with tangents
         and torch._C._len_torch_dispatch_stack() == 0
         and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
         and all(type(tensor) in PLAIN and tensor.device.type == "cpu" for tensor in tensors)
+    )
+
+
+def keeps_states(*tensors: torch.Tensor) -> bool:
+    """Whether a backward may follow; `vmap` hides whether its tensors require a gradient."""
+    return torch.is_grad_enabled() and (
+        transforms_are_active() or any(tensor.requires_grad for tensor in tensors)
     )
 
 

@@ -1,6 +1,7 @@
 """The whole of a Gated DeltaNet mixer between its projections, in C++.
 
 Saved for the backward are the inputs and the state of every 64th token; the rest is run again.
+There are gradients and no other derivatives.
 """
 
 from functools import reduce
@@ -9,8 +10,10 @@ import torch
 from torch import Tensor
 
 from mixerloop.ops import native_library
+from mixerloop.ops.derivatives import GradientOnly
 from mixerloop.ops.native_library import GROUP_TOKENS
 
+_DERIVATIVES = GradientOnly("gated_delta_mixing", "native", instead="form torch or definition")
 LARGEST_WIDTH = 17  # of the convolution: no token sees further back than the chunk before its own
 
 
@@ -39,12 +42,13 @@ def native_gated_delta_mixing(
     tokens = (qkv, gate, decay, write)
     others = (conv_weight, a_log, dt_bias, norm_weight, conv_history, memory)
     inputs = _of_one_type(tokens, others)
-    keep_states = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     if native_library.goes_past_dispatcher(*inputs):
         output, final_memory, _ = _run_forward(
             *inputs, norm_eps=norm_eps, unit_eps=unit_eps, keep_states=False
         )
     else:
+        _DERIVATIVES.check(*inputs)
+        keep_states = native_library.keeps_states(*inputs)
         output, final_memory, _ = _forward(*inputs, norm_eps, unit_eps, keep_states)
     recent = qkv[:, max(0, seq - (width - 1)) :]
     kept = conv_history[:, recent.shape[1] :]
@@ -111,6 +115,7 @@ def _backward(
     unit_eps: float,
 ) -> list[Tensor]:
     """Gradients of weights are per sequence, that of the norm also per head; not yet summed."""
+    assert states.shape[2] == _num_groups(gate)
     gradients = _empty_gradients(
         qkv, gate, decay, write, conv_weight, a_log, norm_weight, history, d_final_state
     )
@@ -147,6 +152,7 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _gradients(ctx, d_output, d_final_state, _d_states):
+    _DERIVATIVES.check(d_output, d_final_state)
     qkv, gate, decay, write, conv, a_log, dt_bias, norm, history, state = _backward(
         *ctx.saved_tensors, d_output, d_final_state, *ctx.eps
     )
@@ -155,6 +161,7 @@ def _gradients(ctx, d_output, d_final_state, _d_states):
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)
+_backward.register_autograd(_DERIVATIVES.refuse_second)
 
 
 def _named(inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
@@ -173,11 +180,15 @@ def _sizes(
     return *sizes, norm_eps, unit_eps, d_head**-0.5
 
 
+def _num_groups(gate: Tensor) -> int:
+    return -(-gate.shape[1] // GROUP_TOKENS)
+
+
 def _empty_results(
     gate: Tensor, initial_state: Tensor, keep_states: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, heads, d_head, _ = initial_state.shape
-    groups = -(-gate.shape[1] // GROUP_TOKENS) if keep_states else 0
+    groups = _num_groups(gate) if keep_states else 0
     states = initial_state.new_empty(batch, heads, groups, d_head, d_head)
     return _empty(gate), _empty(initial_state), states
 

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from mixerloop.config import Form
 from mixerloop.ops import native_library
+from mixerloop.ops.derivatives import GradientOnly
+
+_DERIVATIVES = GradientOnly("rms_norm", "native", instead="form torch")
 
 
 def rms_norm(
@@ -26,6 +29,7 @@ def rms_norm(
     if form == "native" and wide == weight.dtype and dtype in (wide, torch.bfloat16):
         if native_library.goes_past_dispatcher(x, weight):
             return _run_forward(x, weight, eps, dtype)
+        _DERIVATIVES.check(x, weight)
         return _forward(x, weight, eps, dtype)
     return F.rms_norm(x, weight.shape, weight, eps).to(dtype)
 
@@ -75,11 +79,13 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _gradients(ctx, d_y):
+    _DERIVATIVES.check(d_y)
     d_x, d_weight = _backward(*ctx.saved_tensors, d_y, ctx.eps)
     return d_x, d_weight.sum(0), None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)
+_backward.register_autograd(_DERIVATIVES.refuse_second)
 
 
 def _sizes(x: Tensor) -> tuple[int, int]:

@@ -3,17 +3,21 @@
 The gradient of a slice's loss needs its logits, and they are at hand while the loss is computed; so
 the forward works out the gradients too, and the backward only scales them. The saved tensors have
 the size of the inputs: for 4,096 tokens and a vocabulary of 32,000, 500 MiB never appear.
+
+The torch form has all derivatives: those besides the gradient go through autograd, slice by slice.
+The native form has the gradient.
 """
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from mixerloop.config import Form
-from mixerloop.ops import native_library
+from mixerloop.ops import derivatives, native_library
+from mixerloop.ops.derivatives import GradientOnly
 from mixerloop.ops.precision import product_dtype
 
+_DERIVATIVES = GradientOnly("sliced_cross_entropy", "native", instead="form torch")
 NOT_SCORED = -100  # a label without a target, as everywhere in torch
 SLICE_TOKENS = 512
 
@@ -32,7 +36,15 @@ def sliced_cross_entropy(
     """
     _check(x, weight, labels)
     product = product_dtype(x)
+    if form == "native":
+        _DERIVATIVES.check(x, weight)
+        if derivatives.numbers_are_hidden():
+            raise ValueError(
+                "sliced_cross_entropy: form native does not run inside vmap; use form torch"
+            )
     with torch.autocast(x.device.type, enabled=False):
+        if form != "native" and derivatives.transforms_are_active():
+            return _by_autograd(x, weight, labels, product)
         return _SlicedCrossEntropy.apply(x, weight, labels, product, form, torch.is_grad_enabled())  # pyright: ignore
 
 
@@ -46,6 +58,10 @@ def token_losses(
 ) -> tuple[Float[Tensor, " tokens"], Int[Tensor, " tokens"]]:
     """Each token's own loss, and the id of its largest logit; without gradients."""
     _check(x, weight, labels)
+    if derivatives.are_transformed(x, weight) or derivatives.numbers_are_hidden():
+        raise ValueError(
+            "token_losses: no form has derivatives or runs inside vmap; use sliced_cross_entropy"
+        )
     product = product_dtype(x)
     losses = x.new_empty(len(x), dtype=torch.promote_types(x.dtype, torch.float32))
     most_likely = labels.new_empty(len(x), dtype=torch.int64)
@@ -64,7 +80,8 @@ def _check(x: Tensor, weight: Tensor, labels: Tensor) -> None:
         raise ValueError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)} do not fit")
     if labels.shape != x.shape[:1]:
         raise ValueError(f"labels must have the shape ({len(x)},), got {tuple(labels.shape)}")
-    if labels.device.type == "cpu" and not torch.compiler.is_compiling():
+    hidden = torch.compiler.is_compiling() or derivatives.numbers_are_hidden()
+    if labels.device.type == "cpu" and not hidden:
         known = (labels == NOT_SCORED) | ((labels >= 0) & (labels < len(weight)))
         if not bool(known.all()):
             wrong = int(labels[~known][0])
@@ -95,23 +112,40 @@ class _SlicedCrossEntropy(torch.autograd.Function):
                 d_weight.addmm_(d_logits.T, tokens)
             else:
                 d_weight += d_logits.T @ tokens
-        ctx.save_for_backward(d_x, d_weight)
-        ctx.weight_dtype = weight.dtype
+        ctx.save_for_backward(x, weight, labels, d_x, d_weight)
+        ctx.product, ctx.form = product, form
         return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *d_results):  # pyright: ignore[reportIncompatibleMethodOverride]
         (d_total,) = d_results
-        d_x, d_weight = ctx.saved_tensors
-        return (
+        x, weight, labels, d_x, d_weight = ctx.saved_tensors
+        if ctx.form != "native" and derivatives.needs_more_than_gradients():
+
+            def losses(x, weight):
+                return (_by_autograd(x, weight, labels, ctx.product),)
+
+            with torch.autocast(x.device.type, enabled=False):
+                gradients = derivatives.gradients_through(losses, (x, weight), d_results)
+            return *gradients, None, None, None, None
+        _DERIVATIVES.check(d_total)
+        gradients = (
             None if d_x is None else d_x * d_total,
-            None if d_weight is None else (d_weight * d_total).to(ctx.weight_dtype),
-            None,
-            None,
-            None,
-            None,
+            None if d_weight is None else (d_weight * d_total).to(weight.dtype),
         )
+        gradients = _DERIVATIVES.only_once(gradients, computed_from=(x, weight))
+        return *gradients, None, None, None, None
+
+
+def _by_autograd(x: Tensor, weight: Tensor, labels: Tensor, product: torch.dtype) -> Tensor:
+    """The same sum in operations that torch can differentiate in every way."""
+    head = weight.to(product)
+    sums = []
+    for at in range(0, len(x), SLICE_TOKENS):
+        here = slice(at, at + SLICE_TOKENS)
+        losses, _ = _torch(x[here].to(product) @ head.T, labels[here], with_gradient=False)
+        sums.append(losses.sum())
+    return torch.stack(sums).sum()
 
 
 def _losses(
@@ -134,12 +168,12 @@ def _torch(
     log_z = wide.logsumexp(-1)
     rows = torch.arange(len(targets), device=targets.device)
     places = targets.clamp(0, logits.shape[1] - 1)
-    losses = ((log_z - wide[rows, places]) * scored).masked_fill(impossible, torch.nan)
+    losses = (log_z - wide[rows, places]).masked_fill(~scored, 0).masked_fill(impossible, torch.nan)
     if not with_gradient:
         return losses, logits
     d_logits = wide.sub_(log_z[:, None]).exp_()  # the probabilities, in their place
     d_logits[rows, places] -= 1
-    return losses, (d_logits * scored[:, None]).to(logits.dtype)
+    return losses, d_logits.masked_fill_(~scored[:, None], 0).to(logits.dtype)
 
 
 def _run_native(logits: Tensor, labels: Tensor, with_gradient: bool) -> Tensor:

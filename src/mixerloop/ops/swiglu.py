@@ -7,6 +7,9 @@ from torch import Tensor
 
 from mixerloop.config import Form
 from mixerloop.ops import native_library
+from mixerloop.ops.derivatives import GradientOnly
+
+_DERIVATIVES = GradientOnly("swiglu", "native", instead="form torch")
 
 
 def swiglu(
@@ -18,6 +21,7 @@ def swiglu(
     if form == "native" and gate_up.dtype in native_library.TYPES:
         if native_library.goes_past_dispatcher(gate_up):
             return _run_forward(gate_up)
+        _DERIVATIVES.check(gate_up)
         return _forward(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
@@ -69,10 +73,12 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _gradients(ctx, d_output):
+    _DERIVATIVES.check(d_output)
     return _backward(*ctx.saved_tensors, d_output)
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)
+_backward.register_autograd(_DERIVATIVES.refuse_second)
 
 
 def _half(gate_up: Tensor) -> Tensor:
