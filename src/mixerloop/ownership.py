@@ -14,14 +14,20 @@ from mixerloop.files import file_sha256, read_sealed, write_file, write_sealed
 
 LEDGER = "written.json"
 FILES = "files"
+FOREIGN = "not a file that mixerloop wrote, or changed"
 REPLACES = "--overwrite replaces it"
 
 Hashes = dict[str, list[str]]
 """The hashes that each file has had, by its path from the folder of the ledger."""
 
 
-def check_replaceable(path: Path, is_ours: Callable[[Path], bool], *, overwrite: bool) -> None:
-    """Raise if a file exists and this program did not write it, unless `overwrite`."""
+def check_replaceable(
+    path: Path, is_ours: Callable[[Path], bool], *, overwrite: bool, otherwise: str = FOREIGN
+) -> None:
+    """Raise if a file exists and this program did not write it, unless `overwrite`.
+
+    `otherwise` is the reason in the error.
+    """
     if path.is_symlink():
         if not overwrite:
             raise ValueError(f"{path}: is a link, which is not written through; {REPLACES}")
@@ -29,7 +35,7 @@ def check_replaceable(path: Path, is_ours: Callable[[Path], bool], *, overwrite:
         if not path.is_file():
             raise ValueError(f"{path}: exists and is not a file")
         if not overwrite and not is_ours(path):
-            raise ValueError(f"{path}: not a file that mixerloop wrote, or changed; {REPLACES}")
+            raise ValueError(f"{path}: {otherwise}; {REPLACES}")
 
 
 def drop_link(path: Path) -> None:

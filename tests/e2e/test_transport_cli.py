@@ -63,7 +63,7 @@ def test_every_figure_is_a_table_and_two_pictures(place):
     mixerloop("transport", "run", "--control", "--out", "drawn", cwd=place)
     result = json.loads((place / "drawn/transport.json").read_text())
     figures = place / "drawn/figures"
-    names = {path.stem for path in figures.iterdir()}
+    names = {path.stem for path in figures.glob("*.svg")}
     assert names == {
         *("transport-passes", "transport-novelty-trained", "transport-novelty-control"),
         *("transport-gain-trained", "transport-gain-control"),

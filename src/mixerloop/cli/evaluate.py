@@ -8,7 +8,8 @@ import tyro
 
 from mixerloop.cli.evaluate_compare import COMPARE_HELP, Compare
 from mixerloop.cli.evaluate_core import CORE_HELP, Core
-from mixerloop.cli.subject_options import Opening, where_kept
+from mixerloop.cli.saving_options import Evaluating
+from mixerloop.cli.subject_options import where_kept
 from mixerloop.files import json_text
 from mixerloop.progress_line import ProgressLine, counting
 from mixerloop.results import Estimate, encode
@@ -49,7 +50,7 @@ examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hops(Opening):
+class Hops(Evaluating):
     """The options of `mixerloop evaluate hops`."""
 
     data: Path | None = None
@@ -71,7 +72,7 @@ class Hops(Opening):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskAccuracy(Opening):
+class TaskAccuracy(Evaluating):
     """The options of `mixerloop evaluate task`."""
 
     data: Path | None = None
@@ -111,7 +112,7 @@ def _show_hops(run: str, result: "HopsResult") -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldOutNLL(Opening):
+class HeldOutNLL(Evaluating):
     """The options of `mixerloop evaluate nll`."""
 
     data: Path | None = None

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mixerloop import paper
-from mixerloop.cli.subject_options import Opening, where_kept
+from mixerloop.cli.saving_options import Evaluating
+from mixerloop.cli.subject_options import where_kept
 from mixerloop.files import json_text
 from mixerloop.measures import MEASURES
 from mixerloop.progress_line import ProgressLine
@@ -28,7 +29,7 @@ examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Core(Opening):
+class Core(Evaluating):
     """The options of `mixerloop evaluate core`."""
 
     bundle: Path | None = None

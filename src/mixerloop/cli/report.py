@@ -1,6 +1,5 @@
 """`mixerloop report`: a page from the results of a study, or of runs."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -8,10 +7,12 @@ from typing import Annotated
 import tyro
 
 from mixerloop.files import json_text
+from mixerloop.progress_line import to_stderr
 
 HELP = """Write one self-contained page, report.md beside it and a folder of figures.
 
-Only result files are read, so a report can be made again anywhere.
+Only result files are read, so a report can be made again anywhere. Files that mixerloop did not
+write are replaced only with --overwrite.
 
 examples:
   mixerloop report runs/quick
@@ -28,6 +29,8 @@ class Report:
     """Folders of studies, or runs with results."""
     out: Path | None = None
     """The page to write; by default report.html in the study's folder."""
+    overwrite: bool = False
+    """Replace files that mixerloop did not write, or that were changed since."""
     json: bool = False
     """Print JSON for programs."""
 
@@ -35,9 +38,9 @@ class Report:
         """Write the report and print its findings, or JSON."""
         from mixerloop.studies.reporting import make_report
 
-        report = make_report(self.paths, self.out)
+        report = make_report(self.paths, self.out, overwrite=self.overwrite)
         if report.warning is not None:
-            print(report.warning, file=sys.stderr)
+            to_stderr(f"{report.warning}\n")
         if self.json:
             print(json_text(report.to_json()), end="")
             return

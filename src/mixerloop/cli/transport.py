@@ -1,17 +1,18 @@
 """`mixerloop transport`: the effect of each mixer pass at the readout."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from mixerloop.cli.subject_options import Measuring
+from mixerloop.cli.saving_options import Saving
 from mixerloop.cli.transport_tables import show
 from mixerloop.config import InitRule
 from mixerloop.files import json_text
 from mixerloop.measures import measure_of
-from mixerloop.progress_line import ProgressLine, counting
+from mixerloop.progress_line import ProgressLine, counting, to_stderr
 from mixerloop.results import encode
 
 HELP = """Restore the context of one pass after another, and measure how the prediction moves.
@@ -28,7 +29,7 @@ examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transport(Measuring):
+class Transport(Saving):
     """The options of `mixerloop transport`."""
 
     run_path: Annotated[
@@ -57,8 +58,12 @@ class Transport(Measuring):
     """Seed of the draw, of the resampling and, with --random, of the weights."""
 
     def run(self) -> None:
-        """Measure transport, write the figures, and print tables or JSON."""
-        from mixerloop.reports.transport_figures import FIGURES, write_transport_figures
+        """Measure transport, print tables or JSON, and draw the figures."""
+        from mixerloop.reports.transport_figures import (
+            FIGURES,
+            check_transport_figures,
+            write_transport_figures,
+        )
         from mixerloop.transport.measurement import (
             Looking,
             measure_fresh_transport,
@@ -82,12 +87,16 @@ class Transport(Measuring):
         if self.run_path is not None:
             subject = self.open_run(self.run_path)
             results = subject.results
+            if results is not None:
+                check_transport_figures(results, control=self.control, overwrite=self.overwrite)
             result = measure_transport(
                 subject, looking, data=self.data, control=self.control, progress=progress
             )
         else:
             assert self.random is not None
             results = self.out
+            if results is not None:
+                check_transport_figures(results, control=False, overwrite=self.overwrite)
             result = measure_fresh_transport(
                 self.random,
                 looking,
@@ -97,18 +106,23 @@ class Transport(Measuring):
                 form=self.form,
                 device=self.device,
                 results=results,
+                overwrite=self.overwrite,
                 progress=progress,
             )
         if line is not None:
             line.close()
-        if results is not None:
-            write_transport_figures(result, results)
         if self.json:
             print(json_text(encode(result)), end="")
-            return
-        show(result)
-        if results is not None:
-            path = results / measure_of(type(result)).file
-            print(f"kept in {path}, pictures in {results / FIGURES}")
         else:
-            print("not kept; --out keeps the result and its pictures")
+            show(result)
+        sys.stdout.flush()  # the result is out before the figures are drawn
+        if results is not None:
+            warning = write_transport_figures(result, results, overwrite=self.overwrite)
+            if warning is not None:
+                to_stderr(f"{warning}; to draw them, measure again with more memory\n")
+            path = results / measure_of(type(result)).file
+            kept = f"kept in {path}, pictures in {results / FIGURES}"
+        else:
+            kept = "not kept; --out keeps the result and its pictures"
+        if not self.json:
+            print(kept)

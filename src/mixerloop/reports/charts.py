@@ -1,6 +1,7 @@
 """The charts of a report, other than those of transport."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mixerloop.evaluation.hops_result import HopsResult
@@ -19,8 +20,6 @@ SIZE_COLORS = ("#2f6fdb", "#8d5bc4", "#3a9b6f", "#e08a1e")
 
 def curves(part: PartResults) -> Figure | None:
     """Held-out NLL while training, a line for every seed."""
-    import altair as alt
-
     rows: list[Row] = [
         {
             "model": arm.name,
@@ -34,6 +33,13 @@ def curves(part: PartResults) -> Figure | None:
     ]
     if not rows:
         return None
+    chart = partial(_curves_chart, rows, _names(part))
+    return Figure(f"{part.name}-curves", "Held-out NLL while training", rows, chart)
+
+
+def _curves_chart(rows: list[Row], names: list[str]) -> "alt.TopLevelMixin":
+    import altair as alt
+
     chart = (
         alt.Chart(data(rows))
         .mark_line(point=alt.OverlayMarkDef(size=14), strokeWidth=1.6)
@@ -45,19 +51,17 @@ def curves(part: PartResults) -> Figure | None:
                 scale=alt.Scale(zero=False),
                 axis=alt.Axis(tickCount=6),
             ),
-            color=_color(part),
+            color=model_color(names),
             detail="seed:N",
             tooltip=["model:N", "seed:N", "tokens:Q", "held_out_nll:Q"],
         )
         .properties(width=2 * WIDTH - 40, height=HEIGHT)
     )
-    return Figure(f"{part.name}-curves", "Held-out NLL while training", rows, dressed(chart))
+    return dressed(chart)
 
 
 def against_cost(part: PartResults) -> Figure | None:
     """Held-out NLL against the compute and the time of training."""
-    import altair as alt
-
     rows: list[Row] = [
         {
             "model": arm.name,
@@ -75,6 +79,13 @@ def against_cost(part: PartResults) -> Figure | None:
     ]
     if not rows:
         return None
+    chart = partial(_cost_chart, rows, _names(part))
+    return Figure(f"{part.name}-cost", "What was reached, and what it cost", rows, chart)
+
+
+def _cost_chart(rows: list[Row], names: list[str]) -> "alt.TopLevelMixin":
+    import altair as alt
+
     panels = []
     for field, title in (
         ("training_flops", "training compute, FLOP"),
@@ -83,7 +94,7 @@ def against_cost(part: PartResults) -> Figure | None:
         form = alt.Axis(format="~e" if field == "training_flops" else "~s", tickCount=5)
         base = alt.Chart(data(rows)).encode(
             x=alt.X(f"{field}:Q", title=title, scale=alt.Scale(zero=False, padding=12), axis=form),
-            color=_color(part),
+            color=model_color(names),
         )
         points = base.mark_point(filled=True, size=60).encode(
             y=alt.Y(
@@ -95,14 +106,11 @@ def against_cost(part: PartResults) -> Figure | None:
             tooltip=["model:N", "seed:N", f"{field}:Q", "nll:Q", "low:Q", "high:Q"],
         )
         panels.append(points.properties(width=WIDTH - 50, height=HEIGHT))
-    chart = dressed(alt.hconcat(*panels))
-    return Figure(f"{part.name}-cost", "What was reached, and what it cost", rows, chart)
+    return dressed(alt.hconcat(*panels))
 
 
 def hops(part: PartResults) -> Figure | None:
     """Accuracy by the number of hops, one line per model, the mean of its seeds."""
-    import altair as alt
-
     rows: list[Row] = []
     guess: dict[int, float] = {}
     for arm in part.arms:
@@ -126,9 +134,16 @@ def hops(part: PartResults) -> Figure | None:
         {"model": GUESS, "hops": number, "accuracy": value, "low": value, "high": value}
         for number, value in guess.items()
     ]
+    chart = partial(_hops_chart, rows, [*_names(part), GUESS])
+    return Figure(f"{part.name}-accuracy", "Accuracy by hop", rows, chart)
+
+
+def _hops_chart(rows: list[Row], names: list[str]) -> "alt.TopLevelMixin":
+    import altair as alt
+
     base = alt.Chart(data(rows)).encode(
         x=alt.X("hops:O", title="hops a question takes", axis=alt.Axis(labelAngle=0)),
-        color=_color(part, GUESS),
+        color=model_color(names),
     )
     line = base.mark_line(point=alt.OverlayMarkDef(size=45)).encode(
         y=alt.Y("accuracy:Q", title="answered right", scale=alt.Scale(domain=[0, 1])),
@@ -137,13 +152,11 @@ def hops(part: PartResults) -> Figure | None:
     )
     interval = base.mark_rule(strokeWidth=2, opacity=0.45).encode(y="low:Q", y2="high:Q")
     chart = alt.layer(interval, line).properties(width=2 * WIDTH - 40, height=HEIGHT)
-    return Figure(f"{part.name}-accuracy", "Accuracy by hop", rows, dressed(chart))
+    return dressed(chart)
 
 
 def prefill(cases: Sequence[PrefillCase]) -> Figure:
     """The throughput of the mixer loop in prefill, as a multiple of the full loop's."""
-    import altair as alt
-
     rows: list[Row] = [
         {
             "size": case.size,
@@ -155,6 +168,13 @@ def prefill(cases: Sequence[PrefillCase]) -> Figure:
         }
         for case in cases
     ]
+    title = "Prefill: what looping the mixer alone saves (red: by the work of the projections)"
+    return Figure("prefill", title, rows, partial(_prefill_chart, rows))
+
+
+def _prefill_chart(rows: list[Row]) -> "alt.TopLevelMixin":
+    import altair as alt
+
     base = alt.Chart(data(rows)).encode(
         x=alt.X("batch:O", title="prompts at once", axis=alt.Axis(labelAngle=0)),
         xOffset="size:N",
@@ -169,9 +189,8 @@ def prefill(cases: Sequence[PrefillCase]) -> Figure:
     )
     limit = base.mark_tick(thickness=2, width=34).encode(y="by_work:Q", color=alt.value("#c8453b"))
     chart = alt.layer(bars, spread, limit).properties(width=WIDTH, height=HEIGHT)
-    title = "Prefill: what looping the mixer alone saves (red: by the work of the projections)"
-    return Figure("prefill", title, rows, dressed(chart))
+    return dressed(chart)
 
 
-def _color(part: PartResults, *others: str) -> "alt.Color":
-    return model_color([*(arm.name for arm in part.arms), *others])
+def _names(part: PartResults) -> list[str]:
+    return [arm.name for arm in part.arms]

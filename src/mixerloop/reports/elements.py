@@ -1,6 +1,9 @@
 """The elements of a report: sections of paragraphs, tables, figures and drawings."""
 
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from mixerloop.reports.figure import Figure
 
@@ -72,30 +75,61 @@ class Report:
         ]
 
 
-def as_markdown(report: Report, figures: str) -> str:
-    """The report as Markdown; `figures` is the folder of the image files."""
-    parts = [f"# {report.title}", report.about]
+def as_markdown(report: Report, figures: str, drawn: Collection[str]) -> str:
+    """The report as Markdown, in which all text is shown as it is.
+
+    `figures` is the folder of the image files, and `drawn` has the names of the figures with an
+    image.
+    """
+    parts = [f"# {escaped(report.title)}"]
+    parts += [_line(paragraph) for paragraph in report.about.split("\n\n")]
     for section in report.sections:
-        parts.append(f"## {section.title}")
-        parts += [_markdown(element, figures) for element in section.elements]
+        parts.append(f"## {escaped(section.title)}")
+        parts += [_markdown(element, figures, drawn) for element in section.elements]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _markdown(element: Element, figures: str) -> str:
+def _markdown(element: Element, figures: str, drawn: Collection[str]) -> str:
     if isinstance(element, Paragraph):
-        return element.text
+        return _line(element.text)
     if isinstance(element, Findings):
-        return "\n".join(f"- {line}" for line in element.lines)
+        return "\n".join(f"- {_line(line)}" for line in element.lines)
     if isinstance(element, Table):
-        rows = [element.columns, ["---"] * len(element.columns), *element.rows]
-        table = "\n".join("| " + " | ".join(_escaped(row)) + " |" for row in rows)
-        title = f"**{element.title}**\n\n" if element.title else ""
-        return f"{title}{table}" + (f"\n\n{element.note}" if element.note else "")
+        rows = [[escaped(cell) for cell in row] for row in (element.columns, *element.rows)]
+        rows.insert(1, ["---"] * len(element.columns))
+        table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+        title = f"**{escaped(element.title)}**\n\n" if element.title else ""
+        return f"{title}{table}" + (f"\n\n{_line(element.note)}" if element.note else "")
+    path = quote(f"{figures}/{element.name}")
+    image = f"![{_in_brackets(element.title)}]({path}.svg)"
     if isinstance(element, Drawing):
-        return f"![{element.title}]({figures}/{element.name}.svg)"
-    link = f"[numbers]({figures}/{element.name}.csv)"
-    return f"**{element.title}** ({link})\n\n![{element.title}]({figures}/{element.name}.svg)"
+        return image
+    about = f"**{escaped(element.title)}** ([numbers]({path}.csv))"
+    return f"{about}\n\n{image}" if element.name in drawn else f"{about}\n\nNot drawn."
 
 
-def _escaped(row: list[str]) -> list[str]:
-    return [cell.replace("|", "\\|") for cell in row]
+def escaped(text: str) -> str:
+    """Text as Markdown on one line: no part of it is HTML, a link or markup.
+
+    A bracket is escaped where it would end a link, and an underscore where it would begin emphasis,
+    so that intervals and the names of loops stay readable in the file itself.
+    """
+    text = " ".join(re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", text).split())
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = re.sub(r"([\\`*~|$])", r"\\\1", text)
+    text = re.sub(r"\](?=[(\[:])", r"\\]", text)
+    return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)
+
+
+def _line(text: str) -> str:
+    """Escaped text at the beginning of a line, where it is no heading, list or table."""
+    text = escaped(text)
+    return re.sub(r"^([#+=:-]|\d+(?=[.)]))", lambda start: _harmless(start[0]), text)
+
+
+def _harmless(start: str) -> str:
+    return f"{start}\\" if start.isdecimal() else f"\\{start}"
+
+
+def _in_brackets(text: str) -> str:
+    return re.sub(r"(?<!\\)([\[\]])", r"\\\1", escaped(text))

@@ -1,23 +1,18 @@
-"""A figure: rows of numbers and a chart of them, written as SVG, PNG and CSV.
-
-Altair makes a Vega-Lite description, and vl-convert draws it without a browser.
-"""
+"""A figure: rows of numbers and a chart of them, written as SVG, PNG and CSV."""
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from mixerloop.files import write_file
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import altair as alt
 
 Row = dict[str, str | int | float | None]
-PNG_SCALE = 2
+FORMULA_BEGINNINGS = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""Spreadsheets take a text that begins so for a formula."""
 NAMED_COLORS = {
     "model": "#2f6fdb",
     "trained": "#2f6fdb",
@@ -43,7 +38,8 @@ class Figure:
     """The name of the figure's files, without an extension."""
     title: str
     rows: list[Row]
-    chart: "alt.TopLevelMixin"
+    chart: "Callable[[], alt.TopLevelMixin]"
+    """Makes the chart, in the process that draws: a function of a module, or a `partial` of it."""
     is_small: bool = False
     """Whether the page has room for two such figures side by side."""
 
@@ -51,40 +47,24 @@ class Figure:
         """A copy whose files have another name."""
         return replace(self, name=name)
 
-    def spec(self) -> dict[str, Any]:
-        """The Vega-Lite description, which includes the numbers."""
-        return self.chart.to_dict()
-
     def csv(self) -> str:
-        """The numbers of the figure as CSV, a column for each key."""
+        """The numbers of the figure as CSV, a column for each key.
+
+        A name that a spreadsheet would take for a formula gets an apostrophe in front.
+        """
         text = io.StringIO()
-        writer = csv.DictWriter(text, fieldnames=list(self.rows[0]), lineterminator="\n")
+        columns = list(self.rows[0]) if self.rows else []
+        writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(self.rows)
+        writer.writerows(
+            {key: _without_formula(value) for key, value in row.items()} for row in self.rows
+        )
         return text.getvalue()
 
-    def svg(self) -> str:
-        """The figure as SVG, drawn without a browser."""
-        import vl_convert
 
-        return vl_convert.vegalite_to_svg(self.spec(), vl_version=vega_version())
-
-    def write(self, folder: Path) -> None:
-        """Write the SVG, PNG and CSV files into a folder."""
-        import vl_convert
-
-        folder.mkdir(parents=True, exist_ok=True)
-        png = vl_convert.vegalite_to_png(self.spec(), vl_version=vega_version(), scale=PNG_SCALE)
-        for ending, content in (("csv", self.csv()), ("svg", self.svg()), ("png", png)):
-            write_file(folder / f"{self.name}.{ending}", content)
-
-
-def vega_version() -> str:
-    """The version of Vega-Lite that Altair writes, in vl-convert's format."""
-    import altair as alt
-
-    major, minor, _ = alt.SCHEMA_VERSION.split(".")
-    return f"{major}.{minor}"
+def _without_formula(value: str | int | float | None) -> str | int | float | None:
+    is_formula = isinstance(value, str) and value.startswith(FORMULA_BEGINNINGS)
+    return f"'{value}" if is_formula else value
 
 
 def data(rows: list[Row]) -> "alt.Data":

@@ -1,46 +1,61 @@
 """A report as one self-contained HTML page: styles, scripts, numbers and pictures are inside."""
 
-import json
 from pathlib import Path
 
-from mixerloop.files import write_file
+from mixerloop.ownership import Ledger
+from mixerloop.reports.drawing import Drawings, draw_figures
 from mixerloop.reports.elements import Drawing, Findings, Paragraph, Report, Table, as_markdown
-from mixerloop.reports.figure import Figure, vega_version
+from mixerloop.reports.figure import Figure
+from mixerloop.reports.figure_files import figure_files, undrawn_warning
 from mixerloop.study_folder import FIGURES, REPORT
 
 TEMPLATE = "page.html.j2"
 
 
-def write_report(report: Report, page: Path) -> None:
-    """Write the page, a Markdown version beside it, and a folder of figures with their numbers."""
-    figures = FIGURES if page.name == REPORT else f"{page.stem}-{FIGURES}"
-    folder = page.parent / figures
-    folder.mkdir(parents=True, exist_ok=True)
-    for figure in report.figures():
-        figure.write(folder)
+def check_page(page: Path, *, overwrite: bool = False) -> None:
+    """Raise, before any work, if a report would replace a file that this program did not write."""
+    if not page.parent.is_dir():
+        raise ValueError(f"{page}: there is no folder {page.parent}")
+    Ledger(_figures_folder(page)).check((page, page.with_suffix(".md")), overwrite=overwrite)
+
+
+def write_report(report: Report, page: Path, *, overwrite: bool = False) -> str | None:
+    """Write the page, a Markdown version beside it, and a folder of figures with their numbers.
+
+    Nothing is written if one of the files exists and this program did not write it, unless
+    `overwrite`. Returns a warning if figures could not be drawn; the rest is complete.
+    """
+    figures, folder = report.figures(), _figures_folder(page)
+    drawings = draw_figures(figures, with_script=True)
+    files = figure_files(figures, drawings, folder)
     for section in report.sections:
         for element in section.elements:
             if isinstance(element, Drawing):
-                write_file(folder / f"{element.name}.svg", element.svg)
-    write_file(page.with_suffix(".md"), as_markdown(report, figures))
-    write_file(page, as_page(report))
+                files[folder / f"{element.name}.svg"] = element.svg
+    files[page.with_suffix(".md")] = as_markdown(report, folder.name, {*drawings.drawn})
+    files[page] = as_page(report, drawings)
+    Ledger(folder).write(files, overwrite=overwrite)
+    return undrawn_warning(figures, drawings)
 
 
-def as_page(report: Report) -> str:
+def _figures_folder(page: Path) -> Path:
+    return page.parent / (FIGURES if page.name == REPORT else f"{page.stem}-{FIGURES}")
+
+
+def as_page(report: Report, drawings: Drawings) -> str:
     """The HTML text of the page."""
-    import vl_convert
     from jinja2 import Environment, PackageLoader, select_autoescape
 
     loader = PackageLoader("mixerloop.reports", ".")
     environment = Environment(
         loader=loader, autoescape=select_autoescape(default=True), trim_blocks=True
     )
-    script = vl_convert.javascript_bundle(vl_version=vega_version())  # pyright: ignore
     return environment.get_template(TEMPLATE).render(
         report=report,
-        script=script.replace("</script", "<\\/script"),
+        script=None if drawings.script is None else _in_script(drawings.script),
+        drawn=drawings.drawn,
         kind_of=_kind,
-        spec_of=_spec,
+        in_script=lambda spec: spec.replace("<", "\\u003c"),
         csv_of=lambda figure: figure.csv(),
     )
 
@@ -50,6 +65,6 @@ def _kind(element: object) -> str:
     return {**kinds, Drawing: "drawing", Figure: "figure"}[type(element)]
 
 
-def _spec(figure: Figure) -> str:
-    """A chart's description as JSON that is safe inside a script element."""
-    return json.dumps(figure.spec()).replace("<", "\\u003c")
+def _in_script(code: str) -> str:
+    """JavaScript that does not end the script element it is in."""
+    return code.replace("</script", "<\\/script")

@@ -1,10 +1,14 @@
 """Figures of the effect of each pass at the readout, from results of `mixerloop transport`."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from mixerloop.ownership import Ledger
+from mixerloop.reports.drawing import draw_figures
 from mixerloop.reports.figure import Figure, Row, data, dressed, model_color
+from mixerloop.reports.figure_files import ENDINGS, figure_files, undrawn_warning
 from mixerloop.results import Estimate, PartialEstimate
 from mixerloop.transport.result import PassFigures, TransportFigures, TransportResult
 
@@ -14,6 +18,7 @@ if TYPE_CHECKING:
 Figures = Mapping[str, TransportFigures]
 """By the name of the model."""
 FIGURES = "figures"
+NOVELTY, GAIN = MAPS = ("transport-novelty", "transport-gain")
 
 PANELS = {
     "itr_by_depth": "ITR of the passes so far",
@@ -33,13 +38,30 @@ def transport_figures(results: Figures) -> list[Figure]:
     return [passes_figure(results), *maps(results)]
 
 
-def write_transport_figures(result: TransportResult, folder: Path) -> None:
-    """Draw a result of `measure_transport`, beside its control if it has one, into a folder."""
+def write_transport_figures(
+    result: TransportResult, folder: Path, *, overwrite: bool = False
+) -> str | None:
+    """Draw a result of `measure_transport`, beside its control if it has one, into a folder.
+
+    Returns a warning if figures could not be drawn; their numbers are written all the same.
+    """
     models: dict[str, TransportFigures] = {"model": result}
     if result.control is not None:
         models = {"trained": result, "control": result.control}
-    for figure in transport_figures(models):
-        figure.write(folder / FIGURES)
+    figures = transport_figures(models)
+    drawings = draw_figures(figures)
+    Ledger(folder / FIGURES).write(
+        figure_files(figures, drawings, folder / FIGURES), overwrite=overwrite
+    )
+    return undrawn_warning(figures, drawings)
+
+
+def check_transport_figures(folder: Path, *, control: bool, overwrite: bool = False) -> None:
+    """Raise if figures of a result would replace files that this program did not write."""
+    models = ("-trained", "-control") if control else ("",)
+    names = ["transport-passes", *(f"{map_}{model}" for map_ in MAPS for model in models)]
+    paths = [folder / FIGURES / f"{name}.{ending}" for name in names for ending in ENDINGS]
+    Ledger(folder / FIGURES).check(paths, overwrite=overwrite)
 
 
 def maps(results: Figures) -> list[Figure]:
@@ -56,26 +78,34 @@ def passes_figure(results: Figures) -> Figure:
     rows: list[Row] = [
         {"model": name, **row} for name, result in results.items() for row in _rows(result)
     ]
-    chart = dressed(_panels(rows, list(results)))
+    chart = partial(_passes_chart, rows, list(results))
     return Figure("transport-passes", "What each pass does at the readout", rows, chart)
+
+
+def _passes_chart(rows: list[Row], names: list[str]) -> "alt.TopLevelMixin":
+    return dressed(_panels(rows, names))
 
 
 def layers_figure(results: Figures) -> Figure:
     """The same panels for one layer, which the reader of the page picks."""
-    import altair as alt
-
     rows: list[Row] = [
         {"model": name, "layer": layer.layer, **row}
         for name, result in results.items()
         for layer in result.layers
         for row in _rows(layer)
     ]
+    chart = partial(_layers_chart, rows, list(results))
+    return Figure("transport-layers", "The same in one layer", rows, chart)
+
+
+def _layers_chart(rows: list[Row], names: list[str]) -> "alt.TopLevelMixin":
+    import altair as alt
+
     layers = sorted({int(row["layer"] or 0) for row in rows})
     picker = alt.param(
         name="picked", value=layers[0], bind=alt.binding_select(options=layers, name="layer ")
     )
-    chart = _panels(rows, list(results), only="datum.layer == picked").add_params(picker)
-    return Figure("transport-layers", "The same in one layer", rows, dressed(chart))
+    return dressed(_panels(rows, names, only="datum.layer == picked").add_params(picker))
 
 
 def _rows(result: PassFigures) -> Iterator[Row]:
@@ -132,7 +162,7 @@ def _panels(rows: list[Row], names: list[str], only: str | None = None) -> "alt.
 
 def _around(rows: list[Row], *, is_log: bool) -> list[float]:
     """The range of an axis that holds all intervals, with a margin."""
-    ends = [float(row[end] or 0.0) for row in rows for end in ("low", "high", "value")]
+    ends = [float(row[end] or 0.0) for row in rows for end in ("low", "high", "value")] or [0.0]
     if is_log:
         above_zero = [end for end in ends if end > 0] or [1.0]
         return [min(above_zero) / 2, max(above_zero) * 2]
@@ -142,7 +172,7 @@ def _around(rows: list[Row], *, is_log: bool) -> list[float]:
 
 def _novelty_map(name: str, result: TransportFigures, *, several: bool) -> Figure:
     return _map(
-        "transport-novelty",
+        NOVELTY,
         name if several else "",
         {layer.layer: layer.marginal_itr for layer in result.layers},
         title="marginal ITR",
@@ -154,9 +184,9 @@ def _novelty_map(name: str, result: TransportFigures, *, several: bool) -> Figur
 
 def _gain_map(name: str, result: TransportFigures, *, several: bool) -> Figure:
     values = [gain.value for layer in result.layers for gain in layer.target_gain]
-    largest = max(map(abs, values)) or 1.0
+    largest = max(map(abs, values), default=0.0) or 1.0
     return _map(
-        "transport-gain",
+        GAIN,
         name if several else "",
         {layer.layer: layer.target_gain for layer in result.layers},
         title="gain of the target, nats",
@@ -177,8 +207,6 @@ def _map(
     scheme: Literal["blues", "redblue"],
 ) -> Figure:
     """The paper's figure 3: a row per layer, a column per pass."""
-    import altair as alt
-
     rows: list[Row] = [
         {
             "layer": layer,
@@ -191,6 +219,21 @@ def _map(
         for number, estimate in enumerate(of_layer, start=1)
     ]
     title = f"{model}: {title}" if model else title
+    chart = partial(_map_chart, rows, title=title, digits=digits, domain=domain, scheme=scheme)
+    suffix = "-" + "".join(c if c.isalnum() else "_" for c in model) if model else ""
+    return Figure(f"{file}{suffix}", title, rows, chart, is_small=True)
+
+
+def _map_chart(
+    rows: list[Row],
+    *,
+    title: str,
+    digits: str,
+    domain: tuple[float, float],
+    scheme: Literal["blues", "redblue"],
+) -> "alt.TopLevelMixin":
+    import altair as alt
+
     base = alt.Chart(data(rows), title=title).encode(
         x=alt.X("pass:O", title="pass", axis=alt.Axis(labelAngle=0, grid=False)),
         y=alt.Y("layer:O", title="layer", axis=alt.Axis(grid=False)),
@@ -205,9 +248,9 @@ def _map(
         text=alt.Text("value:Q", format=digits),
         color=alt.condition(is_dark, alt.value("white"), alt.value("#1f2328")),
     )
-    columns = max(int(row["pass"] or 0) for row in rows)
+    columns = max((int(row["pass"] or 0) for row in rows), default=0)
+    num_layers = len({row["layer"] for row in rows})
     sized = alt.layer(cells, numbers).properties(
-        width=max(4, columns) * CELL * 1.3, height=max(4, len(passes)) * CELL * 0.65
+        width=max(4, columns) * CELL * 1.3, height=max(4, num_layers) * CELL * 0.65
     )
-    suffix = "-" + "".join(c if c.isalnum() else "_" for c in model) if model else ""
-    return Figure(f"{file}{suffix}", title, rows, dressed(sized), is_small=True)
+    return dressed(sized)

@@ -12,7 +12,7 @@ from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import meta_model
 from mixerloop.parsing import one_line
 from mixerloop.reports.build import build_report, findings
-from mixerloop.reports.page import write_report
+from mixerloop.reports.page import check_page, write_report
 from mixerloop.reports.study_results import StudyResults, gather, joined, read_study
 from mixerloop.results import result_provenance
 from mixerloop.studies.plan import planned_arm
@@ -38,18 +38,21 @@ class WrittenReport:
     findings: tuple[str, ...]
     """The order of the models by each measure, and which differences are resolved."""
     warning: str | None = None
-    """The reason if runs were not compared."""
+    """The reason if runs were not compared, or if figures were not drawn."""
 
     def to_json(self) -> dict[str, Any]:
         """The JSON that `mixerloop report --json` prints."""
         return {"report": str(self.page), "findings": list(self.findings)}
 
 
-def make_report(paths: Sequence[Path | str], out: Path | str | None = None) -> WrittenReport:
+def make_report(
+    paths: Sequence[Path | str], out: Path | str | None = None, *, overwrite: bool = False
+) -> WrittenReport:
     """Write one self-contained page, Markdown beside it and a folder of figures.
 
     `paths` are folders of studies, or runs with results. `out` is the page; its default for a
-    single study is report.html in the study's folder.
+    single study is report.html in the study's folder. `overwrite` also replaces files that this
+    program did not write. If figures cannot be drawn, the rest is written, with a warning.
     """
     folders = [Path(path) for path in paths]
     if not folders:
@@ -62,24 +65,30 @@ def make_report(paths: Sequence[Path | str], out: Path | str | None = None) -> W
     page = folders[0] / REPORT if out is None else Path(out)
     if page.suffix != ".html":
         raise ValueError(f"{page}: a page ends in .html")
-    return _of_studies(studies, page) if studies else _of_runs(folders, page)
+    check_page(page, overwrite=overwrite)
+    results, warning = _of_studies(studies) if studies else _of_runs(folders)
+    undrawn = write_report(build_report(results), page, overwrite=overwrite)
+    if undrawn is not None:
+        again = f"mixerloop report {' '.join(map(str, folders))} --out {page}"
+        undrawn = f"{undrawn}; draw them again: {again}"
+    warnings = [line for line in (warning, undrawn) if line is not None]
+    return WrittenReport(
+        page=page,
+        findings=tuple(findings(results)),
+        warning="\n".join(warnings) if warnings else None,
+    )
 
 
-def _of_studies(studies: Sequence[Path], page: Path) -> WrittenReport:
+def _of_studies(studies: Sequence[Path]) -> tuple[StudyResults, None]:
     results = {path.resolve().name: read_study(path) for path in studies}
     if len(results) < len(studies):
         raise ValueError("two studies have the same name; a report needs different ones")
     (first, *others) = results.values()
-    return _written(joined(results) if others else first, page)
+    return (joined(results) if others else first), None
 
 
-def _written(results: StudyResults, page: Path, warning: str | None = None) -> WrittenReport:
-    write_report(build_report(results), page)
-    return WrittenReport(page=page, findings=tuple(findings(results)), warning=warning)
-
-
-def _of_runs(paths: Sequence[Path], page: Path) -> WrittenReport:
-    """Report runs as a study of one part; runs that differ only in the seed are one model."""
+def _of_runs(paths: Sequence[Path]) -> tuple[StudyResults, str | None]:
+    """Runs as a study of one part; runs that differ only in the seed are one model."""
     for path in paths:
         if not (path / runs.CONFIG).is_file():
             raise ValueError(f"{path}: neither a study's folder nor a run")
@@ -95,7 +104,7 @@ def _of_runs(paths: Sequence[Path], page: Path) -> WrittenReport:
         except ValueError as error:
             warning = f"The runs were not compared: {one_line(error)}."
     plan = _plan_of(groups, about=warning or "")
-    return _written(gather(plan, Path(), {RUNS: comparison}), page, warning)
+    return gather(plan, Path(), {RUNS: comparison}), warning
 
 
 def _plan_of(groups: list[list[Path]], *, about: str) -> StudyPlan:

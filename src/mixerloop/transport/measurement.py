@@ -18,12 +18,13 @@ from mixerloop.config import (
 from mixerloop.data.prepared import open_prepared
 from mixerloop.data.windows import Draw, DrawnWindows
 from mixerloop.files import check_can_hold
+from mixerloop.measures import measure_of
 from mixerloop.model.device import find_device
 from mixerloop.model.initialization import fresh_model
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.notation import notation
 from mixerloop.ops.gated_delta_rule import choose_form
-from mixerloop.result_files import write_result
+from mixerloop.result_files import check_can_write, write_result
 from mixerloop.results import result_provenance
 from mixerloop.schedule import Schedule
 from mixerloop.subject import Subject, forms_of
@@ -77,6 +78,7 @@ def measure_transport(
     defaults to the folder the subject was trained on.
     """
     looking = Looking() if looking is None else looking
+    subject.check_can_save(TransportResult)
     prepared = open_prepared(subject.data(data))
     draw = Draw(
         num=looking.windows,
@@ -134,16 +136,19 @@ def measure_fresh_transport(
     form: FormChoice = "auto",
     device: Device = "auto",
     results: Path | None = None,
+    overwrite: bool = False,
     progress: Progress | None = None,
 ) -> TransportResult:
     """Measure fresh weights of a preset on uniformly drawn token ids.
 
-    The seed of `looking` draws the weights too. The result is saved in `results`, if given.
+    The seed of `looking` draws the weights too. The result is saved in `results`, if given;
+    `overwrite` also replaces files that this program did not write.
     """
     looking = Looking() if looking is None else looking
     machine.keep_freed_memory()
     if results is not None:
         check_can_hold(results)
+        check_can_write(results, measure_of(TransportResult), overwrite=overwrite)
     config = preset(size)
     config = dataclasses.replace(config, schedule=schedule or config.schedule)
     torch_device = find_device(device, option="device")
@@ -187,7 +192,7 @@ def measure_fresh_transport(
         ),
     )
     if results is not None:
-        write_result(results, result)
+        write_result(results, result, overwrite=overwrite)
     return result
 
 
