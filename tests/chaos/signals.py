@@ -16,12 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from chaos.signals_hook import SITE, VARIABLE, Hook
 from chaos.signals_server import COMMAND, PATIENCE, Server, Started, environment
@@ -38,6 +38,7 @@ from chaos.signals_verbs import (
 from mixerloop import machine, runs
 from mixerloop.files import check_seal
 
+T = TypeVar("T")
 INT, TERM, HUP, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL
 STOPS = (INT, TERM, HUP)
 SAID = 2
@@ -101,11 +102,15 @@ class Arena:
     def place(self, verb: Verb) -> Iterator[Path]:
         """A new folder with what a verb reads; removed at the end, unless an assertion failed."""
         self._places += 1
-        place = self.folder / f"{verb.name}-{self._places:05}"
+        place = self.new_place(f"{verb.name}-{self._places:05}")
         self.materials.copy(verb, place)
         yield place
         shutil.rmtree(place, ignore_errors=True)
         shutil.rmtree(self.output(place), ignore_errors=True)
+
+    def new_place(self, name: str) -> Path:
+        """The path of a place."""
+        return self.folder / name
 
     def output(self, place: Path) -> Path:
         """The folder for the streams of the processes of a place."""
@@ -231,7 +236,7 @@ def violations(arena: Arena, case: Case) -> list[str]:
         if not killed and (left := leftovers(place)):
             broken.append(f"leftover: {left[0]}")
         broken += _judged_stop(verb, place, undisturbed, killed=killed)
-        broken += _judged_rest(arena, case, place, finished=not any(codes))
+        broken += judged_rest(arena, verb, place, finished=not any(codes))
         changed = differences(user_files(verb, place), before)
         broken += [f"changed file of the user: {name}" for name in changed if name in before]
     return broken
@@ -301,11 +306,12 @@ def _judged_stop(verb: Verb, place: Path, undisturbed: Undisturbed, *, killed: b
         differing = differences(result_of(verb, place), undisturbed.result)
         return [f"half-made output: {differing[0]}"] if differing else []
     if verb.arguments[0] == "train" and (place / verb.makes[0]).exists():
-        return _judged_run(place / verb.makes[0], killed=killed)
+        return judged_run(place / verb.makes[0], killed=killed)
     return []
 
 
-def _judged_run(run: Path, *, killed: bool) -> list[str]:
+def judged_run(run: Path, *, killed: bool) -> list[str]:
+    """Judge a run: every checkpoint is complete, and no step is lost unless it was killed."""
     checkpoints = runs.checkpoints(run)
     if not checkpoints:
         return ["the run has no checkpoint"]
@@ -321,9 +327,9 @@ def _judged_run(run: Path, *, killed: bool) -> list[str]:
     return []
 
 
-def _judged_rest(arena: Arena, case: Case, place: Path, *, finished: bool) -> list[str]:
+def judged_rest(arena: Arena, verb: Verb, place: Path, *, finished: bool) -> list[str]:
     """Judge the result after the same command has run again."""
-    verb, expected = case.verb, arena.undisturbed(case.verb).result
+    expected = arena.undisturbed(verb).result
     printed = arena.output(place) / "stdout"
     is_done = not differences(result_of(verb, place, printed), expected)
     if finished and not is_done:
@@ -348,14 +354,20 @@ class Tally:
     seconds: float = 0.0
     broken: list[str] = field(default_factory=list)
 
-    def run(self, arena: Arena, generated: Iterator[Case], *, only: int | None = None) -> None:
+    def run(
+        self,
+        generated: Iterable[T],
+        violations_of: Callable[[T], list[str]],
+        *,
+        only: int | None = None,
+    ) -> None:
         """Run cases and print each violation with the number of its case."""
         began = time.monotonic()
         for number, case in enumerate(generated):
             if only is not None and number != only:
                 continue
             self.cases += 1
-            for problem in violations(arena, case):
+            for problem in violations_of(case):
                 self.broken.append(f"case {number}, {case}: {problem}")
                 print(self.broken[-1], flush=True)
         self.seconds += time.monotonic() - began
@@ -385,14 +397,14 @@ def main() -> None:
         arena, tally = Arena(Path(folder), server), Tally()
         for verb in verbs:
             generated = cases(arena, [verb], per_verb=options.per_verb, seed=options.seed)
-            tally.run(arena, generated, only=options.only)
+            tally.run(generated, lambda case: violations(arena, case), only=options.only)
             print(f"{verb.name}: so far {tally}", flush=True)
         starting = [BY_NAME[name] for name in START_VERBS if name in options.verbs]
         if starting:
             generated = start_cases(
                 starting, number=options.starts, imports=IMPORTS, seed=options.seed
             )
-            tally.run(arena, generated, only=options.only)
+            tally.run(generated, lambda case: violations(arena, case), only=options.only)
     print(tally)
     sys.exit(1 if tally.broken else 0)
 

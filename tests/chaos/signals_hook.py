@@ -16,7 +16,8 @@ VARIABLE = "CHAOS_HOOK"
 """The environment variable in which a real process finds its `Hook`."""
 WRITES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
 OPENED_TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-PACKAGE = "mixerloop"
+VERBS = "mixerloop.cli"
+"""The first import of a process that hears signals: what comes before is Python's own start."""
 SITE = f"""
 import importlib.util, os
 spec = importlib.util.spec_from_file_location("signals_hook", {str(Path(__file__))!r})
@@ -92,8 +93,7 @@ def _reads(event: str, arguments: tuple[Any, ...], folder: str) -> bool:
 
 
 def _imports(event: str, arguments: tuple[Any, ...], _folder: str) -> bool:
-    """Imports count from the first module of this package on: earlier code is Python's own."""
-    return event == "import" and PACKAGE in sys.modules
+    return event == "import" and (VERBS in sys.modules or arguments[0] == VERBS)
 
 
 def _is_in(path: Any, folder: str) -> bool:

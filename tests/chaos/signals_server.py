@@ -1,7 +1,7 @@
 """A process with all modules imported, from which verbs are forked in milliseconds.
 
 A forked verb has a process group of its own and the signal handlers of a new interpreter, and runs
-`mixerloop.cli.main.main`. It leaves out what an interpreter does at its start and at its end, which
+`mixerloop.__main__.main`. It leaves out what an interpreter does at its start and at its end, which
 takes a second each with torch: for these phases there are real processes.
 """
 
@@ -26,7 +26,7 @@ from typing import Any, NoReturn, Self
 
 from chaos import signals_hook
 from chaos.signals_hook import Hook
-from mixerloop import machine
+from mixerloop import machine, start
 
 TESTS = Path(__file__).parents[1]
 NOT_IMPORTED = (
@@ -149,8 +149,8 @@ class Server:
         return Started(self, pid, to["stdout"], to["stderr"])
 
 
-def serve(descriptor: int) -> dict[str, Any] | None:
-    """Answer requests until the client is gone; a forked process returns with its request."""
+def serve(descriptor: int) -> bool:
+    """Answer requests until the client is gone; returns whether this is a forked process."""
     with socket.socket(fileno=descriptor) as connection:
         requests = connection.makefile("r")
         connection.sendall(b"ready\n")
@@ -159,11 +159,18 @@ def serve(descriptor: int) -> dict[str, Any] | None:
             if "poll" in request:
                 answer = _poll(request["poll"])
             else:
+                ready, readied = os.pipe()
                 answer = os.fork()
                 if answer == 0:
-                    return request
+                    os.close(ready)
+                    become(request)
+                    os.close(readied)
+                    return True
+                os.close(readied)
+                os.read(ready, 1)  # returns when the process has closed its end
+                os.close(ready)
             connection.sendall((json.dumps(answer) + "\n").encode())
-    return None
+    return False
 
 
 def _poll(pid: int) -> int | None:
@@ -189,6 +196,7 @@ def become(request: dict[str, Any]) -> None:
         os.close(opened)
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
+    start.begin()  # an earlier signal would meet Python's own handlers
     if request["hook"] is not None:
         signals_hook.install(Hook.from_json(request["hook"]))
 
@@ -211,7 +219,7 @@ def import_everything() -> None:
 
 def run_verb() -> NoReturn:
     """Run the verb of this process, and end the process without freeing every object."""
-    from mixerloop.cli.main import main as verb
+    from mixerloop.__main__ import main as verb
 
     try:
         verb()
@@ -238,10 +246,9 @@ def run_verb() -> NoReturn:
 def main() -> None:
     """Serve; in a forked process, run the verb."""
     import_everything()
-    request = serve(int(sys.argv[1]))
-    if request is not None:
-        become(request)
+    if serve(int(sys.argv[1])):
         run_verb()
+    os._exit(0)
 
 
 if __name__ == "__main__":

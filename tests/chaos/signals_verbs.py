@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.signals_server import Server
+from mixerloop.files import CHECKPOINTS
 from small_model import training_file
 
 BUNDLE = Path(__file__).parents[1] / "data" / "core_bundle"
@@ -240,7 +241,7 @@ VARIES = frozenset(
 """Keys of JSON whose values are times or random names, or the hash or size of such values."""
 NOT_COMPARED = ("timing.jsonl", "lock", "tensorboard", "log.txt")
 """Files about the process: its times, its sessions, its lock."""
-WITH_SECONDS = ("out/report.*", "out/figures/*-cost.*")
+WITH_SECONDS = ("out/report.*", "out/figures/*-cost.*", "out/figures/written.json")
 """Files of a study that show how many seconds its training took: only their names are compared."""
 
 
@@ -249,6 +250,8 @@ def result_of(verb: Verb, place: Path, printed: Path | None = None) -> dict[str,
     result: dict[str, Any] = {}
     for made in verb.makes:
         for path in _files(place / made):
+            if _is_superseded(path):
+                continue
             name = path.relative_to(place)
             timed = any(name.match(pattern) for pattern in WITH_SECONDS)
             result[name.as_posix()] = None if timed else _content(path, place)
@@ -261,8 +264,20 @@ def _files(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
     for file in sorted(path.rglob("*")):
-        if file.is_file() and not set(NOT_COMPARED) & set(file.relative_to(path).parts):
+        parts = file.relative_to(path).parts
+        is_temporary = any(part.endswith(".partial") for part in parts)  # `leftovers` finds these
+        if file.is_file() and not is_temporary and not set(NOT_COMPARED) & set(parts):
             yield file
+
+
+def _is_superseded(path: Path) -> bool:
+    """Whether a file is of a checkpoint that is not the newest: a stop saves another step."""
+    for folder in path.parents:
+        if folder.parent.name == CHECKPOINTS:
+            others = folder.parent.glob("step-*")
+            newest = max(others, key=lambda other: int(other.name.removeprefix("step-")))
+            return folder != newest
+    return False
 
 
 def _content(path: Path, place: Path) -> Any:
