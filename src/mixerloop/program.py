@@ -33,18 +33,30 @@ def run_program(work: Callable[[], None]) -> None:
     and 129. Ctrl-C exits with 130, and a failed numerical check with 1. A signal that the parent
     process had this process ignore stays ignored. A full or closed stderr does not stop the work.
     """
+    global _listener
     start.begin()
-    listener = Listener()
+    _listener = Listener()
     for number in start.heard():
-        signal.signal(number, listener.stop)
-    sys.unraisablehook = listener.deliver_again
+        signal.signal(number, _listener.stop)
+    sys.unraisablehook = _listener.deliver_again
     try:
-        code = _exit_code(work)
-    finally:
-        for number in start.heard():
-            signal.signal(number, start.leave)  # nothing is left to clean up
+        try:
+            code = _exit_code(work)
+        finally:
+            _listener.is_done = True
+    except (KeyboardInterrupt, SystemExit):  # the signal came after the work had failed
+        code = 128 + (_listener.raised or signal.SIGINT)
     if code := _flushed(code):
         sys.exit(code)
+
+
+def is_stopping() -> bool:
+    """Whether a signal is ending the work of this process.
+
+    Compiled code can turn the exception of a signal into another exception. Whoever catches all
+    exceptions asks this function before going on.
+    """
+    return _listener.raised is not None
 
 
 def _exit_code(work: Callable[[], None]) -> int:
@@ -62,6 +74,8 @@ def _exit_code(work: Callable[[], None]) -> int:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and error.filename == start.STDOUT:
             return 0  # the reader has exited, as in `mixerloop describe 15m | head -1`
+        if _listener.raised is not None:
+            return 128 + _listener.raised
         problem = _problem(error)
         if problem is None or os.environ.get(TRACEBACK):
             raise
@@ -89,11 +103,17 @@ class Listener:
     """Turns signals into exceptions in the main thread, and makes sure that none is lost."""
 
     def __init__(self) -> None:
+        self.raised: int | None = None
+        """The signal whose exception was raised."""
+        self.is_done = False
+        """Whether the work has ended, so that nothing is left to clean up."""
         self._heard_at: float | None = None
         self._raised_at: float | None = None
 
     def stop(self, number: int, frame: FrameType | None) -> None:
         """Raise KeyboardInterrupt or SystemExit; wait for an import, and for the cleaning up."""
+        if self.is_done:
+            start.leave(number, frame)
         now = time.monotonic()
         if self._raised_at is not None and now - self._raised_at < CLEANING_SECONDS:
             return
@@ -102,7 +122,7 @@ class Listener:
         if _is_importing(frame) and now - self._heard_at < IMPORT_SECONDS:
             _send_again(number)
             return
-        self._raised_at = now
+        self.raised, self._raised_at = number, now
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         sys.exit(128 + number)
@@ -113,15 +133,15 @@ class Listener:
         Python drops exceptions in finalizers and callbacks. Importing torch runs many of these, so
         Ctrl-C would otherwise be ignored.
         """
-        if isinstance(lost.exc_value, KeyboardInterrupt):
-            number = int(signal.SIGINT)
-        elif isinstance(lost.exc_value, SystemExit) and isinstance(lost.exc_value.code, int):
-            number = lost.exc_value.code - 128
-        else:
+        if self.raised is None or lost.exc_type not in (KeyboardInterrupt, SystemExit):
             sys.__unraisablehook__(lost)
             return
-        self._raised_at = None
+        number, self.raised, self._raised_at = self.raised, None, None
         _send_again(number)
+
+
+_listener = Listener()
+"""The listener of this process; before `run_program` it has heard nothing."""
 
 
 def _send_again(number: int) -> None:

@@ -21,6 +21,8 @@ PROGRAM = "mixerloop"
 VERSION = "--version"
 COLUMNS, WIDE = "COLUMNS", "100000"
 """The width of a frame whose text is read: at 80 columns long words would be cut."""
+REJECTED = 2
+"""The code with which the parser exits after an error."""
 RULE = re.compile(r"\s*-{5,}\s*")
 """A line between two sections of a frame."""
 OPTION = re.compile(r"^\s*(?:-\w, )?(--[\w.-]+)", re.MULTILINE)
@@ -52,7 +54,7 @@ def parse(verbs: Any, arguments: Sequence[str], *, about: str | None) -> Any:
         with contextlib.redirect_stderr(io.StringIO()) as said:
             parsed = _parse(verbs, arguments, about)
     except SystemExit as stop:
-        if not stop.code:
+        if stop.code != REJECTED:  # help, or a signal
             raise
         raise ValueError(_problem(verbs, arguments)) from None
     sys.stderr.write(said.getvalue())
@@ -134,9 +136,12 @@ def _printed(verbs: Any, arguments: Sequence[str]) -> str:
         _wide(),
         contextlib.redirect_stdout(io.StringIO()) as said,
         contextlib.redirect_stderr(said),
-        contextlib.suppress(SystemExit),
     ):
-        _parse(verbs, arguments)
+        try:
+            _parse(verbs, arguments)
+        except SystemExit as stop:
+            if stop.code not in (None, 0, REJECTED):
+                raise
     return said.getvalue()
 
 

@@ -4,6 +4,7 @@ Study files name the data of a part by the arguments of `mixerloop data prepare`
 """
 
 import dataclasses
+import re
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ def from_words(cls: type[T], words: Sequence[str]) -> T:
     name = without_option = next(positional, None)
     values_of: dict[str, list[str]] = {}
     for word in words:
-        if word.startswith("--"):
+        if word.startswith("-") and not re.fullmatch(r"-[0-9.]+", word):
             option, equals, value = word.partition("=")
             if option not in fields:
                 raise ValueError(f"unknown option {option}; {suggest(option, fields)}")

@@ -28,6 +28,7 @@ from mixerloop.files import (
 )
 from mixerloop.measures import MEASURES
 from mixerloop.parsing import one_line
+from mixerloop.program import is_stopping
 from mixerloop.progress_line import preparing_progress, says_how_to_resume, to_stderr
 from mixerloop.provenance import now
 from mixerloop.result_files import has_result
@@ -188,6 +189,8 @@ def run_cell(plan: Plan, cell: Cell, say: Say) -> bool:
         try:
             _run(plan, cell, say, record)
         except Exception as error:
+            if is_stopping():
+                raise
             write_file(record / ERROR, traceback.format_exc())
             _write_state(record, "failed", error=one_line(error))
             raise

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from mixerloop.parsing import one_line
+from mixerloop.program import is_stopping
 from mixerloop.studies.cells import run_cell
 from mixerloop.studies.display import heading, say
 from mixerloop.studies.plan import Cell, Plan
@@ -24,6 +25,8 @@ def run_in_turn(plan: Plan, cells: Sequence[Cell]) -> list[str]:
             say(at, "stopped; the same command goes on from here")
             raise
         except Exception as error:
+            if is_stopping():
+                raise
             say(at, f"failed: {one_line(error)}")
             failed.append(cell.name)
     return failed

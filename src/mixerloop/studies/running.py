@@ -8,6 +8,7 @@ from typing import Any, Literal
 from mixerloop import machine, runs
 from mixerloop.files import check_can_hold
 from mixerloop.parsing import one_line, one_of
+from mixerloop.program import is_stopping
 from mixerloop.progress_line import LOG_SECONDS_VARIABLE
 from mixerloop.studies.cells import (
     CellState,
@@ -251,6 +252,8 @@ def _time_prefill(plan: Plan) -> list[str]:
     try:
         run_prefill(plan, settings, lambda text: say("prefill", text))
     except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
+        if is_stopping():
+            raise
         say("prefill", f"failed: {one_line(error)}")
         return ["prefill"]
     return []
@@ -262,6 +265,8 @@ def _compare(plan: Plan) -> list[str]:
         try:
             compare_part(plan, part)
         except (ValueError, OSError) as error:
+            if is_stopping():
+                raise
             say(part.name, f"not compared: {one_line(error)}")
             failed.append(f"{part.name}, comparing")
     return failed
