@@ -4,11 +4,14 @@
 a file. tests/skip_reasons.py fails a run in which a test is skipped for anything else.
 """
 
+import functools
 import importlib
 import os
 import platform
 import shutil
+import subprocess
 import sys
+import tempfile
 import warnings
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -61,6 +64,7 @@ COMPILER = Need("needs a C++ compiler", lambda: shutil.which("c++") is not None)
 GCC = Need("needs g++", lambda: shutil.which("g++") is not None)
 X86 = Need("needs an x86-64 processor", lambda: platform.machine() == "x86_64")
 PROC = Need("needs Linux's /proc", lambda: sys.platform == "linux")
+TMPFS = Need("needs the right to mount a tmpfs", lambda: _can_mount())
 CUDA = Need("needs a CUDA device", torch.cuda.is_available)
 NO_CUDA = Need("needs a machine without a CUDA device", lambda: not torch.cuda.is_available())
 CHROMIUM = Need("needs Chromium", lambda: CHROMIUM_PROGRAM is not None)
@@ -72,7 +76,7 @@ RELEASED = Need(
 ALL = (
     *PACKAGES.values(),
     *INSTRUCTION_SETS.values(),
-    *(KERNEL, COMPILER, GCC, X86, PROC, CUDA, NO_CUDA, CHROMIUM, BUNDLE, CORPUS, RELEASED),
+    *(KERNEL, COMPILER, GCC, X86, PROC, TMPFS, CUDA, NO_CUDA, CHROMIUM, BUNDLE, CORPUS, RELEASED),
 )
 
 
@@ -97,3 +101,16 @@ def _sets_here() -> tuple[str, ...]:
     if loaded is None:
         return ()
     return native_library.INSTRUCTION_SETS[: loaded.mixerloop_best_set() + 1]
+
+
+@functools.cache
+def _can_mount() -> bool:
+    """Whether this process may mount a tmpfs: root outside of a restricted container may."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", folder]
+        if subprocess.run(mount, capture_output=True).returncode != 0:
+            return False
+        subprocess.run(["umount", folder], check=True)
+    return True

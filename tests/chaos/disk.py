@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.signals import UGLY, Arena, Tally, judged_rest, judged_run
+from chaos.signals import UGLY, Arena, Tally, judged_rest, judged_run, wait_for_ranks
 from chaos.signals_hook import Hook
 from chaos.signals_server import Server
 from chaos.signals_verbs import BY_NAME, VERBS, Verb, differences, leftovers, result_of, user_files
@@ -134,9 +134,10 @@ def cases(arena: DiskArena, verbs: Sequence[Verb], *, per_verb: int, seed: int) 
         draws = random.Random(f"{seed}/{verb.name}")
         profile = arena.profile(verb)
         boundaries = sorted({pages - 1 for pages in profile if pages > 0})
-        chosen = draws.sample(boundaries, min(len(boundaries), per_verb // 2))
+        number = max(3, per_verb // verb.cost)
+        chosen = draws.sample(boundaries, min(len(boundaries), number // 2))
         peak = max(profile)
-        left = per_verb - len(chosen)
+        left = number - len(chosen)
         chosen += draws.sample(range(peak), min(peak, left - left // 3))
         for pages in sorted(set(chosen)):
             yield Case(verb=verb, pages=pages)
@@ -157,7 +158,7 @@ def violations(arena: DiskArena, case: Case) -> list[str]:
         streams = {} if case.stream is None else {case.stream: FULL}
         try:
             processes = arena.start(verb, place, **streams)
-            code, *_ = [process.wait() for process in processes]
+            code, *_ = wait_for_ranks(processes)
             broken = []
         except TimeoutError as error:
             return [f"hang: {error}"]

@@ -44,6 +44,10 @@ STOPS = (INT, TERM, HUP)
 SAID = 2
 """Lines that a stopped verb may add to what it writes to stderr undisturbed."""
 UGLY = ("Traceback", "Exception ignored", "Fatal Python error", "core dumped", "Warning:")
+RANK_SECONDS = 5
+"""How long the other ranks may work after the first has ended."""
+FIRST = 0.1
+"""The share of a verb's time in which it parses its options and opens its files."""
 START_VERBS = ("init", "train", "prepare", "report")
 """Verbs that are started as real processes, for signals at the start of the interpreter."""
 
@@ -137,7 +141,7 @@ class Arena:
     def finish(self, verb: Verb, place: Path) -> str | None:
         """Run a verb to its end; returns the problem if it fails."""
         processes = self.start(verb, place)
-        codes = [process.wait() for process in processes]
+        codes = wait_for_ranks(processes)
         if any(codes):
             said = processes[codes.index(max(codes))].stderr.read_text().strip().splitlines()
             return f"exit code {max(codes)}: {said[-1] if said else ''}"
@@ -190,12 +194,14 @@ def cases(arena: Arena, verbs: Sequence[Verb], *, per_verb: int, seed: int) -> I
     for verb in verbs:
         draws = random.Random(f"{seed}/{verb.name}")
         events = arena.undisturbed(verb).events
-        for number in range(per_verb):
-            sent = (INT, TERM, HUP, KILL)[number % 4]
-            if number % 8 < 4 and events:
+        order = draws.sample((INT, TERM, HUP, KILL), 4)
+        for number in range(max(2, per_verb // verb.cost)):
+            sent = order[number % 4]
+            if (number + number // 4) % 2 == 0 and events:
                 yield Case(verb=verb, signals=(sent,), events=(draws.randrange(events),))
             else:
-                share, group = draws.uniform(0, 1.02), draws.random() < 0.5
+                share = draws.uniform(0, 1.02 if number % 3 else FIRST)
+                group = draws.random() < 0.5
                 yield Case(verb=verb, signals=(sent,), share=share, whole_group=group)
             if number % 4 == 1 and events > 1:
                 first, second = sorted(draws.sample(range(events), 2))
@@ -266,16 +272,18 @@ def _disturbed(arena: Arena, case: Case, place: Path) -> tuple[list[int], str]:
             if process.poll() is None:
                 number = case.signals[0]
                 (process.kill_group if case.whole_group else process.send_signal)(number)
-    if KILL in case.signals and len(processes) > 1:  # as torchrun does when it loses a rank
-        _end_with_first(processes)
-    codes = [process.wait() for process in processes]
-    return codes, processes[0].stderr.read_text()
+    return wait_for_ranks(processes), processes[0].stderr.read_text()
 
 
-def _end_with_first(processes: Sequence[Started]) -> None:
-    processes[0].wait()
-    for process in processes[1:]:
-        process.kill_group()
+def wait_for_ranks(processes: Sequence[Started]) -> list[int]:
+    """Exit codes; as under torchrun, the ranks are ended soon after the first has failed."""
+    first, *others = processes
+    if first.wait() != 0:
+        for process in others:
+            for number in (TERM, KILL):
+                process.wait_at_most(RANK_SECONDS)
+                process.kill_group(number)
+    return [process.wait() for process in processes]
 
 
 def _judged_end(case: Case, codes: list[int], stderr: str, undisturbed: Undisturbed) -> list[str]:

@@ -58,13 +58,17 @@ class Started:
 
     def wait(self, timeout: float = PATIENCE) -> int:
         """Wait for the end of the process; it is killed after the timeout."""
+        code = self.wait_at_most(timeout)
+        if code is None:
+            self.kill_group()
+            raise TimeoutError(f"process {self.pid} did not end in {timeout:.0f} s")
+        return code
+
+    def wait_at_most(self, timeout: float) -> int | None:
+        """Wait for the end of the process; None after the timeout."""
         deadline = time.monotonic() + timeout
-        while self.poll() is None:
-            if time.monotonic() > deadline:
-                self.kill_group()
-                raise TimeoutError(f"process {self.pid} did not end in {timeout:.0f} s")
+        while self.poll() is None and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        assert self.returncode is not None
         return self.returncode
 
     def send_signal(self, number: int) -> None:

@@ -51,6 +51,8 @@ class Verb:
     """Whether the first of `makes` must be complete whenever it exists."""
     is_made_once: bool = False
     """Whether the verb rejects a result that is complete already."""
+    cost: int = 1
+    """A verb that takes long has so many times fewer cases than others."""
 
     def command(self, place: Path) -> tuple[str, ...]:
         """The command that starts the work, or finishes it after a stop."""
@@ -110,18 +112,21 @@ VERBS = (
         arguments=("transport", "run", *SMALL_TRANSPORT, "--context", "16", "--control"),
         reads=("data", "run"),
         makes=("run/results",),
+        cost=2,
     ),
     Verb(
         name="study",
         arguments=("study", "study.toml", "--out", "out", "--jobs", "2"),
         reads=("study.toml", "hops.toml"),
         makes=("out",),
+        cost=4,
     ),
     Verb(
         name="report",
-        arguments=("report", "study"),
+        arguments=("report", "study", "--out", "page.html"),
         reads=("study",),
-        makes=("study/report.html", "study/report.md", "study/figures"),
+        makes=("page.html", "page.md", "page-figures"),
+        cost=2,
     ),
     Verb(
         name="export",
@@ -162,6 +167,7 @@ VERBS = (
         ),
         reads=(),
         makes=(),
+        cost=2,
     ),
 )
 BY_NAME = {verb.name: verb for verb in VERBS}
