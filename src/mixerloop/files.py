@@ -15,10 +15,13 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from mixerloop.parsing import from_dict
 
 CONTENTS = "contents.json"
 """The file that seals a folder: the size and the sha256 of every other file in the folder."""
@@ -38,14 +41,27 @@ def write_file(path: Path, content: bytes | str) -> None:
         raise ValueError(f"{path}: exists and is not a file")
     temporary = _temporary_path(path)
     try:
-        with temporary.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync(path.parent)
+        with naming(path):
+            with temporary.open("wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            _sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put the path that the user knows into the errors of the operating system in the block.
+
+    An error of `write` or `fsync`, such as that of a full disk, names no file by itself.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def check_is_new(path: Path) -> ValueError:
@@ -85,14 +101,14 @@ def new_folder(path: Path) -> Iterator[Path]:
 def check_can_hold(folder: Path) -> None:
     """Reject, before any work, a folder for results that could not be created or written to."""
     resolved = folder.resolve()
-    for path in (resolved, *resolved.parents):
-        if (path / CONTENTS).exists() or path.parent.name == CHECKPOINTS:
-            raise ValueError(
-                f"{folder}: lies in a checkpoint, which holds only the files it was sealed with"
-            )
     existing = next(path for path in (resolved, *resolved.parents) if path.exists())
     if not existing.is_dir():
         raise ValueError(f"{existing}: is a file, and results go into a folder")
+    for path in (resolved, *resolved.parents):
+        if (path / CONTENTS).exists() or path.parent.name == CHECKPOINTS:
+            raise ValueError(
+                f"{folder}: lies in a sealed folder, which holds only the files it was sealed with"
+            )
     if not os.access(existing, os.W_OK | os.X_OK):
         raise ValueError(f"{existing}: cannot be written to")
 
@@ -180,44 +196,93 @@ def _temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
 
 
-def seal_folder(folder: Path) -> None:
-    """Write the size and hash of every file into `contents.json`, for `check_seal`."""
+@dataclass(frozen=True, kw_only=True)
+class SealedFile:
+    """A file with the size and the hash it had when it was written."""
+
+    path: Path
+    num_bytes: int
+    sha256: str
+
+    def check(self) -> None:
+        """Raise if the file is missing or is not as it was written."""
+        self.check_size()
+        if file_sha256(self.path) != self.sha256:
+            raise self.damaged()
+
+    def check_size(self) -> None:
+        """Raise if the file is missing or has another size; its content is not read."""
+        if not self.path.is_file():
+            raise ValueError(f"{self.path}: {'not a file' if self.path.exists() else 'missing'}")
+        size = self.path.stat().st_size
+        if size != self.num_bytes:
+            raise ValueError(f"{self.path}: damaged, {size:,} bytes instead of {self.num_bytes:,}")
+
+    def damaged(self) -> ValueError:
+        """The error of a file whose hash is not the recorded hash."""
+        return ValueError(f"{self.path}: damaged, its sha256 is not the recorded one")
+
+
+def seal_folder(folder: Path, names: Collection[str] | None = None) -> None:
+    """Write the size and hash of every file into `contents.json`; with `names`, of these only."""
+    if names is None:
+        names = sorted(
+            file.relative_to(folder).as_posix()
+            for file in folder.rglob("*")
+            if file.is_file() and file != folder / CONTENTS
+        )
     files = {
-        file.relative_to(folder).as_posix(): {
-            "bytes": file.stat().st_size,
-            "sha256": file_sha256(file),
-        }
-        for file in sorted(folder.rglob("*"))
-        if file.is_file() and file != folder / CONTENTS
+        name: {"bytes": (folder / name).stat().st_size, "sha256": file_sha256(folder / name)}
+        for name in names
     }
     for path in (*(folder / name for name in files), *filter(Path.is_dir, folder.rglob("*"))):
         _sync(path)
-    write_file(folder / CONTENTS, json_text({"files": files}))
+    write_sealed(folder / CONTENTS, {"files": files})
+
+
+def sealed_files(folder: Path) -> dict[str, SealedFile]:
+    """The files that `contents.json` lists, by name; their content is not checked."""
+    path = folder / CONTENTS
+    contents = read_json(path)
+    if isinstance(contents, dict) and SEAL in contents:  # version 0.1.0 wrote none
+        contents = read_sealed(path)
+    if not isinstance(contents, dict):
+        raise ValueError(f"{path}: not a list of files")
+    try:
+        entries = from_dict(_Contents, contents).files
+    except ValueError as error:
+        raise ValueError(f"{path}: not a list of files: {error}") from None
+    for name in entries:
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name) or ".." in name.split("/"):
+            raise ValueError(f"{path}: {name!r} is not the name of a file in here")
+    return {
+        name: SealedFile(path=folder / name, num_bytes=entry.bytes, sha256=entry.sha256)
+        for name, entry in entries.items()
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Contents:
+    """The content of `contents.json`."""
+
+    files: dict[str, _Entry]
 
 
 def check_seal(folder: Path) -> None:
     """Raise if files of a sealed folder are changed, missing, links or additional."""
-    contents = read_json(folder / CONTENTS)
-    try:
-        sealed = {
-            name: (int(entry["bytes"]), str(entry["sha256"]))
-            for name, entry in contents["files"].items()
-        }
-    except (KeyError, TypeError, AttributeError, ValueError):
-        raise ValueError(f"{folder / CONTENTS}: not a list of files") from None
-    for name, (size, digest) in sealed.items():
-        file = folder / name
-        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name) or ".." in name.split("/"):
-            raise ValueError(f"{folder / CONTENTS}: {name!r} is not the name of a file in here")
-        if file.is_symlink():
-            raise ValueError(f"{file}: is a link, and a checkpoint holds its files itself")
-        if not file.is_file():
-            raise ValueError(f"{file}: missing from the checkpoint")
-        if file.stat().st_size != size:
-            actual = file.stat().st_size
-            raise ValueError(f"{file}: damaged, {actual:,} bytes instead of {size:,}")
-        if file_sha256(file) != digest:
-            raise ValueError(f"{file}: damaged, its sha256 is not the recorded one")
+    sealed = sealed_files(folder)
+    for file in sealed.values():
+        if file.path.is_symlink():
+            raise ValueError(f"{file.path}: is a link, and a checkpoint holds its files itself")
+        if not file.path.is_file():
+            raise ValueError(f"{file.path}: missing from the checkpoint")
+        file.check()
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder).as_posix()
         if file.is_file() and name not in sealed and file != folder / CONTENTS:

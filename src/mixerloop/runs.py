@@ -53,10 +53,15 @@ def find_checkpoint(path: Path) -> Path:
         raise ValueError(f"{path}: there is no such run")
     if (path / CONTENTS).exists():
         return path
+    if path.parent.name == CHECKPOINTS:
+        raise ValueError(f"{path / CONTENTS}: missing; this checkpoint is damaged")
     steps = checkpoints(path)
     if not steps:
         raise ValueError(f"{path}: neither a run with checkpoints nor a checkpoint")
-    return steps[max(steps)]
+    newest = steps[max(steps)]
+    if not (newest / CONTENTS).exists():
+        raise ValueError(f"{newest / CONTENTS}: missing; this checkpoint is damaged")
+    return newest
 
 
 def results_folder(path: Path) -> Path:

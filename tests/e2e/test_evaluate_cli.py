@@ -207,8 +207,8 @@ def test_a_killed_evaluation_goes_on_to_the_same_answers(run, monkeypatch):
             ["--device", "cuda"], "torch finds no CUDA device here", marks=needs.NO_CUDA.mark
         ),
         (["--plain", "--verify-sharing"], "plain shares none"),
-        (["--out", "run/checkpoints/step-4"], "lies in a checkpoint"),
-        (["--out", "run/checkpoints/step-9/new"], "lies in a checkpoint"),
+        (["--out", "run/checkpoints/step-4"], "lies in a sealed folder"),
+        (["--out", "run/checkpoints/step-9/new"], "lies in a sealed folder"),
         (["--out", "data/manifest.json/x"], "is a file, and results go into a folder"),
     ],
 )

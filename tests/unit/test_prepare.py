@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixerloop import runs
+from mixerloop import files, runs
 from mixerloop.data import prepare as preparing
 from mixerloop.data import shards
 from mixerloop.data.prepare import (
@@ -204,7 +204,7 @@ def test_a_broken_file_is_named_and_can_be_mended(tmp_path, tokenizer_path, smal
         "now it is good, and longer than it was before",
     ]
     assert sorted(p.suffix for p in (tmp_path / "out").iterdir()) == [
-        *(".docs", ".docs", ".json", ".model", ".tokens", ".tokens")
+        *(".docs", ".docs", ".json", ".json", ".model", ".tokens", ".tokens")
     ]
 
 
@@ -270,13 +270,13 @@ def test_killed_before_any_write_it_goes_on_to_the_same_bytes(
                 raise Killed
             write_file(path, content)
 
-        for module in (preparing, shards):
+        for module in (preparing, shards, files):
             monkeypatch.setattr(module, "write_file", write)
         try:
             run(source, folder, tokenizer)
             survived = True
         except Killed:
-            for module in (preparing, shards):
+            for module in (preparing, shards, files):
                 monkeypatch.setattr(module, "write_file", write_file)
             run(source, folder, tokenizer)
         assert {p.name: p.read_bytes() for p in folder.iterdir()} == expected
@@ -378,7 +378,7 @@ def test_damage_is_named(prepared, damage, message):
 def test_a_truncated_shard_is_refused_when_it_is_opened(prepared):
     path = next(prepared.glob("train-*.tokens"))
     path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(ValueError, match=rf"{path.name}: \d+ bytes, the manifest says"):
+    with pytest.raises(ValueError, match=rf"{path.name}: damaged, [\d,]+ bytes instead of"):
         TokenSplit(prepared, "train")
 
 

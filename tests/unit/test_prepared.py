@@ -96,5 +96,5 @@ def test_damaged_tokens_are_named(text, tmp_path):
     assert "no document is in both splits" in open_prepared(tmp_path / "copy").verify()
     (shard, *_) = sorted((tmp_path / "copy").glob("*.tokens"))
     shard.write_bytes(bytes(len(shard.read_bytes())))
-    with pytest.raises(ValueError, match="damaged, its sha256 is not the manifest's"):
+    with pytest.raises(ValueError, match="damaged, its sha256 is not the recorded one"):
         open_prepared(tmp_path / "copy").verify()

@@ -13,6 +13,7 @@ from mixerloop.config import run_config
 from mixerloop.data.corpora import prepare_hops
 from mixerloop.data.preparation import TaskPreparation, parse_preparation
 from mixerloop.data.prepared import open_prepared
+from mixerloop.data.shards import seal_manifest
 from mixerloop.data.task_folder import prepare_task
 from mixerloop.data.tasks.registry import TASKS, register
 from mixerloop.data.windows import NOT_SCORED, Draw
@@ -183,6 +184,7 @@ def test_a_task_is_not_another_task(data, run, tmp_path):
 
 def test_the_folder_of_an_unknown_task_is_named(tmp_path):
     (tmp_path / "manifest.json").write_text('{"format": "mixerloop-copi-1", "settings": {}}')
+    seal_manifest(tmp_path)
     named = "no task has the format mixerloop-copi-1; did you mean mixerloop-copy-1?"
     with pytest.raises(ValueError, match=named):
         open_prepared(tmp_path)

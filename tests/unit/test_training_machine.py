@@ -48,7 +48,7 @@ def changed(config: RunConfig, **train) -> RunConfig:
 
 def trained(run, config):
     config = begin(run, config, ranks=Ranks())
-    lines = JsonLines(run, start=0)
+    lines = JsonLines(run)
     outcome = Trainer(run, config, ranks=Ranks()).train([lines])
     lines.close()
     model, _ = load_model(outcome.checkpoint)

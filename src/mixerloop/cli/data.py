@@ -10,7 +10,7 @@ import tyro
 from mixerloop.data import preparation
 from mixerloop.data.preparation import PreparationResult
 from mixerloop.data.prepare import Progress
-from mixerloop.data.prepared import open_prepared
+from mixerloop.data.prepared import open_prepared, verify_prepared
 from mixerloop.data.tasks.registry import TASKS
 from mixerloop.data.tasks.task import Task, TaskSettings
 from mixerloop.progress_line import preparing_progress, says_how_to_resume
@@ -134,13 +134,14 @@ class Verify:
 
     folder: tyro.conf.Positional[Path]
     """A prepared folder."""
+    seal: bool = False
+    """Seal a folder of version 0.1.0, which wrote no contents.json, once all else is checked."""
     json: bool = False
     """Print JSON for programs."""
 
     def run(self) -> None:
         """Hash all files again and look for documents that are in both splits."""
-        prepared = open_prepared(self.folder)
-        proved = prepared.verify()
+        prepared, proved = verify_prepared(self.folder, seal=self.seal)
         if self.json:
             print(json.dumps(prepared.summary() | {"verified": True}, indent=2))
         else:

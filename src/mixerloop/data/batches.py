@@ -7,8 +7,9 @@ micro-batch or restarts. The position of a run in its data is its step.
 
 import queue
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,6 +17,23 @@ from mixerloop.data.order import Permutation
 from mixerloop.data.windows import Windows
 
 PREFETCHED_BATCHES = 4
+T = TypeVar("T")
+WINDOWS_AT_ONCE = 1024  # a batch may have millions, and a signal must end the reading of them
+WAIT_SECONDS = 0.1
+Stopped = Callable[[], bool]
+"""A function that is asked whether to stop."""
+
+
+def _never() -> bool:
+    return False
+
+
+def _taken(ready: "queue.Queue[T]") -> T | None:
+    """The next item, or None if there is none after a moment."""
+    try:
+        return ready.get(timeout=WAIT_SECONDS)
+    except queue.Empty:
+        return None
 
 
 @dataclass(frozen=True)
@@ -46,7 +64,7 @@ class Batches:
         if not 0 <= self.rank < self.num_ranks:
             raise ValueError(f"rank {self.rank} of {self.num_ranks}")
 
-    def window_indices(self, step: int) -> np.ndarray:
+    def window_indices(self, step: int, *, stopped: Stopped = _never) -> np.ndarray:
         """The windows of a step's global batch, in order."""
         if step < 0:
             raise ValueError(f"step must be 0 or more, got {step}")
@@ -55,26 +73,43 @@ class Batches:
         epochs = samples // size
         indices = np.empty(self.global_batch, dtype=np.int64)
         for epoch in np.unique(epochs):
+            if stopped():
+                break
             in_epoch = epochs == epoch
             order = Permutation(size, seed=self.seed, epoch=int(epoch))
             indices[in_epoch] = order(samples[in_epoch] % size)
         return indices
 
-    def read(self, step: int) -> Batch:
-        """The part of a step's batch that this rank trains on."""
-        share = self.global_batch // self.num_ranks
-        mine = self.window_indices(step)[self.rank * share : (self.rank + 1) * share]
-        return Batch(step, *self.windows.read(mine))
+    def read(self, step: int, *, stopped: Stopped = _never) -> Batch:
+        """The part of a step's batch that this rank trains on.
 
-    def prefetched(self, *, start: int, stop: int) -> Generator[Batch]:
-        """The batches of these steps, read ahead in the background until the iterator is closed."""
+        `stopped` is asked now and then; once it is true, what is returned is not a batch.
+        """
+        share = self.global_batch // self.num_ranks
+        mine = self.window_indices(step, stopped=stopped)
+        mine = mine[self.rank * share : (self.rank + 1) * share]
+        parts = []
+        for start in range(0, share, WINDOWS_AT_ONCE):
+            if stopped():
+                break
+            parts.append(self.windows.read(mine[start : start + WINDOWS_AT_ONCE]))
+        if len(parts) == 1:
+            return Batch(step, *parts[0])
+        inputs, labels = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        return Batch(step, inputs, labels)
+
+    def prefetched(self, *, start: int, stop: int, stopped: Stopped = _never) -> Generator[Batch]:
+        """The batches of these steps, read ahead in the background until the iterator is closed.
+
+        The iterator ends early once `stopped` is true, even while a batch is being read.
+        """
         ready: queue.Queue[Batch | BaseException] = queue.Queue(PREFETCHED_BATCHES)
         closed = threading.Event()
 
         def fill() -> None:
             for step in range(start, stop):
                 try:
-                    item: Batch | BaseException = self.read(step)
+                    item: Batch | BaseException = self.read(step, stopped=closed.is_set)
                 except BaseException as error:  # raised again in the thread that reads the queue
                     item = error
                 while not closed.is_set():
@@ -90,7 +125,9 @@ class Batches:
         reader.start()
         try:
             for _ in range(start, stop):
-                item = ready.get()
+                while (item := _taken(ready)) is None:
+                    if stopped():
+                        return
                 if isinstance(item, BaseException):
                     raise item
                 yield item

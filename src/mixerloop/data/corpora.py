@@ -21,6 +21,7 @@ STDLIB_HELD_OUT_SHARE = 0.05
 CLIMBMIX_SHARDS = range(170)
 """The shards of the paper's training set."""
 WORKERS = os.cpu_count() or 1
+MOST_WORKERS = 1024
 
 
 def prepare_text(
@@ -99,8 +100,8 @@ def _settings(
     held_out_share: float | None,
 ) -> Settings:
     """Check the options, before any source is downloaded."""
-    if workers < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}")
+    if not 1 <= workers <= MOST_WORKERS:
+        raise ValueError(f"workers must be from 1 to {MOST_WORKERS}, got {workers}")
     check_free(Path(out))
     if tokenizer is None:
         size = VOCAB_SIZE if vocab_size is None else vocab_size

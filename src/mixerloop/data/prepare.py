@@ -19,7 +19,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,17 +33,19 @@ from mixerloop.data.shards import (
     Shard,
     document_hashes,
     read_manifest,
+    seal_manifest,
     token_dtype,
     write_manifest,
     write_shard,
 )
 from mixerloop.data.sources import Source, SourceFile, Split
 from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
-from mixerloop.files import file_sha256, json_text, read_json, write_file
+from mixerloop.files import file_sha256, read_sealed, write_file, write_sealed
 from mixerloop.parsing import from_dict
 
 PLAN = "preparing.json"
 RECORDS = "records"
+TOKENIZER_RECORD = "tokenizer.json"
 EXCLUDED = "excluded.docs"
 SMALLEST_PIECE, LARGEST_PIECE = 2**20, 2**26  # characters of text in a shard
 PIECES = 64  # the number of pieces to aim for, within those bounds
@@ -111,6 +115,7 @@ def prepare(
             groups = _groups(source, plan)
             _work(folder, settings, plan, groups, workers, progress)
             _finish(folder, source, settings, tokenizer, groups)
+        seal_manifest(folder)
         _clean(folder)
         return read_manifest(folder)
 
@@ -162,9 +167,9 @@ class Plan:
     group_sizes: tuple[int, ...]
     """Files of each group."""
 
-    def text(self) -> str:
-        """The content of the plan's file."""
-        return json_text(asdict(self))
+    def table(self) -> dict[str, Any]:
+        """The content of the plan's file, with lists as JSON has them."""
+        return json.loads(json.dumps(asdict(self)))
 
 
 def _plan(source: Source, settings: Settings, tokenizer_path: Path | None) -> Plan:
@@ -188,9 +193,9 @@ def _plan(source: Source, settings: Settings, tokenizer_path: Path | None) -> Pl
 
 def _same_plan(folder: Path, plan: Plan) -> Plan:
     """The plan of a stopped preparation; its pieces and groups stay, even if files changed."""
-    begun, now = read_json(folder / PLAN), json.loads(plan.text())
+    begun, now = read_sealed(folder / PLAN), plan.table()
     sizes = {"piece_characters", "group_sizes"}
-    if not isinstance(begun, dict) or any(begun.get(k) != now[k] for k in now.keys() - sizes):
+    if any(begun.get(key) != now[key] for key in now.keys() - sizes):
         raise ValueError(f"{folder}: was begun with other files or settings; remove it first")
     return replace(
         plan,
@@ -246,9 +251,13 @@ def _tokenizer(
     plan: Plan,
     progress: Progress,
 ) -> Tokenizer:
-    """The folder's tokenizer; the plan is written only after a tokenizer was read or trained."""
-    path = folder / runs.TOKENIZER
-    if not ((folder / PLAN).exists() and path.exists()):
+    """The folder's tokenizer; the plan is written only after a tokenizer was read or trained.
+
+    A tokenizer that a stopped preparation left is used again if its hash was recorded.
+    """
+    path, record = folder / runs.TOKENIZER, folder / RECORDS / TOKENIZER_RECORD
+    recorded = _read_record(record)
+    if recorded is None or not path.is_file() or file_sha256(path) != recorded.get("model"):
         if given is not None:
             model = given.read_bytes()
         else:
@@ -256,8 +265,10 @@ def _tokenizer(
             progress("training a tokenizer", 0, 1)
             model = train_tokenizer(_sample(source, settings), vocab_size=settings.vocab_size)
             progress("training a tokenizer", 1, 1)
-        write_file(folder / PLAN, plan.text())
+        write_sealed(folder / PLAN, plan.table())
         write_file(path, model)
+        (folder / RECORDS).mkdir(exist_ok=True)
+        write_sealed(record, {"model": hashlib.sha256(model).hexdigest()})
     return Tokenizer(path)
 
 
@@ -289,7 +300,6 @@ def _work(
     progress: Progress,
 ) -> None:
     """Prepare training files first: held-out files must not contain their documents."""
-    (folder / RECORDS).mkdir(exist_ok=True)
     training = [group for group in groups if group.files[0].split != "held_out"]
     holding_out = [group for group in groups if group.files[0].split == "held_out"]
     work = _Work(folder, settings, plan.piece_characters, workers, progress, len(groups))
@@ -340,17 +350,46 @@ class _Work:
         A held-out group also starts again when the training documents have changed.
         """
         begun, done = _begun_record(self.folder, group), _done_record(self.folder, group)
-        depends_on = {"sha256": [file_sha256(file.path) for file in group.files]}
+        depends_on = {
+            "files": [file_sha256(file.path) for file in group.files],
+            "tokenizer": file_sha256(self.folder / runs.TOKENIZER),
+        }
         if group.files[0].split == "held_out":
-            depends_on["excluded"] = [file_sha256(self.folder / EXCLUDED)]
-        if begun.exists() and read_json(begun) != depends_on:
+            depends_on["excluded"] = file_sha256(self.folder / EXCLUDED)
+        pieces = list((self.folder / RECORDS).glob(f"piece-{group.index}-*.json"))
+        if _read_record(begun) != depends_on:
+            for record in (done, *pieces):
+                record.unlink(missing_ok=True)
+            write_sealed(begun, depends_on)
+            return False
+        unsound = [path for path in pieces if not self._is_sound(path)]
+        for record in unsound:
+            record.unlink()
+        finished = _read_record(done)
+        is_whole = finished is not None and len(pieces) - len(unsound) == finished["pieces"]
+        if not is_whole:
             done.unlink(missing_ok=True)
-            for record in (self.folder / RECORDS).glob(f"piece-{group.index}-*.json"):
-                record.unlink()
-            begun.unlink()
-        if not begun.exists():
-            write_file(begun, json_text(depends_on))
-        return done.exists()
+        return is_whole
+
+    @cached_property
+    def dtype(self) -> str:
+        """The type of token ids."""
+        return token_dtype(Tokenizer(self.folder / runs.TOKENIZER).vocab_size).str
+
+    def _is_sound(self, record: Path) -> bool:
+        """Whether a piece that an earlier session has made is still as its record says."""
+        table = _read_record(record)
+        if table is None:
+            return False
+        piece = from_dict(Record, table)
+        for shard in (piece.train, piece.held_out):
+            try:
+                if shard is not None:
+                    shard.tokens_file(self.folder, self.dtype).check()
+                    shard.docs_file(self.folder).check()
+            except ValueError:
+                return False
+        return True
 
     def _run_all(self, groups: list[Group], pool: ProcessPoolExecutor) -> None:
         running: dict[Future[None], _Progress] = {}
@@ -380,8 +419,7 @@ class _Work:
 
     def _close_if_done(self, state: "_Progress") -> None:
         if state.is_read and not state.num_running:
-            record = json_text({"pieces": state.num_pieces})
-            write_file(_done_record(self.folder, state.group), record)
+            write_sealed(_done_record(self.folder, state.group), {"pieces": state.num_pieces})
             self._report(1)
 
     def _report(self, more: int) -> None:
@@ -442,9 +480,9 @@ class Worker:
             if ids[place]
         }
         record = Record(empty=empty, excluded=excluded, **shards)
-        write_file(
+        write_sealed(
             self.folder / RECORDS / _piece_name(group, index),
-            json_text({key: value for key, value in asdict(record).items() if value is not None}),
+            {key: value for key, value in asdict(record).items() if value is not None},
         )
 
 
@@ -519,7 +557,7 @@ def _finish(
     if not train:
         raise ValueError("the source has no training document that is not empty")
     hashes = [
-        digest for group in groups for digest in read_json(_begun_record(folder, group))["sha256"]
+        digest for group in groups for digest in read_sealed(_begun_record(folder, group))["files"]
     ]
     files = [
         {"name": file.name, "sha256": digest}
@@ -566,10 +604,18 @@ def _clean(folder: Path) -> None:
 def _records(folder: Path, groups: list[Group]) -> list[Record]:
     """The records of all pieces of finished groups, in order."""
     return [
-        from_dict(Record, read_json(_piece_record(folder, group, index)))
+        from_dict(Record, read_sealed(_piece_record(folder, group, index)))
         for group in groups
-        for index in range(read_json(_done_record(folder, group))["pieces"])
+        for index in range(read_sealed(_done_record(folder, group))["pieces"])
     ]
+
+
+def _read_record(path: Path) -> dict[str, Any] | None:
+    """A record; None if it is missing or damaged, since the work it records can be done again."""
+    try:
+        return read_sealed(path)
+    except ValueError:
+        return None
 
 
 def _piece_name(group: int, index: int) -> str:

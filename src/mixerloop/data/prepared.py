@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from mixerloop.data.held_out import HeldOut
-from mixerloop.data.shards import MANIFEST
+from mixerloop.data.shards import MANIFEST, check_manifest_seal, seal_manifest
 from mixerloop.data.sources import Split
 from mixerloop.data.task_folder import TaskFolder, is_task_manifest
 from mixerloop.data.tasks.task import Task
 from mixerloop.data.token_folder import TokenFolder
 from mixerloop.data.tokenizer import Tokenizer
 from mixerloop.data.windows import Draw, DrawnWindows, Windows
-from mixerloop.files import read_json
+from mixerloop.files import CONTENTS, SealedFile, read_json
 
 
 @runtime_checkable
@@ -56,6 +56,14 @@ class Prepared(Protocol):
         """The tokenizer that made the tokens; None for a task."""
         ...
 
+    def tokenizer_model(self) -> bytes | None:
+        """The content of the tokenizer's file; None for a task."""
+        ...
+
+    def sealed_files(self) -> tuple[SealedFile, ...]:
+        """The files that hold the tokens, as they were prepared; training checks them."""
+        ...
+
     def windows(self, split: Split, context: int | None) -> Windows:
         """The whole windows of a split, for training batches."""
         ...
@@ -86,10 +94,29 @@ class Prepared(Protocol):
 
 
 def open_prepared(folder: Path | str) -> Prepared:
-    """Open a prepared folder; reads the manifest only."""
+    """Open a prepared folder: manifest and tokenizer are checked, and no token is read."""
     folder = Path(folder)
-    path = folder / MANIFEST
-    manifest = read_json(path) if path.is_file() else None
+    check_manifest_seal(folder)
+    manifest = read_json(folder / MANIFEST)
+    return _opened(folder, manifest)
+
+
+def verify_prepared(folder: Path | str, *, seal: bool = False) -> tuple[Prepared, str]:
+    """Check every file of a prepared folder; returns the data and the verdict as a sentence.
+
+    `seal` seals a folder of version 0.1.0, which had no seal, after everything else was checked.
+    """
+    folder = Path(folder)
+    if not seal or (folder / CONTENTS).exists():
+        prepared = open_prepared(folder)
+        return prepared, prepared.verify()
+    prepared = _opened(folder, read_json(folder / MANIFEST))
+    verdict = prepared.verify()
+    seal_manifest(folder)
+    return prepared, f"{verdict}; sealed"
+
+
+def _opened(folder: Path, manifest: object) -> Prepared:
     if is_task_manifest(manifest):
         return TaskFolder.open(folder, manifest)
     return TokenFolder(folder)

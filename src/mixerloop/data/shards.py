@@ -1,15 +1,19 @@
 """Prepared tokens on disk: shards, their documents, and a manifest with counts and hashes.
 
+    DIR/contents.json             size and sha256 of the manifest and the tokenizer
     DIR/manifest.json             source, tokenizer, splits, every shard with its counts and sha256
     DIR/tokenizer.model           the SentencePiece model
     DIR/train-00000-000.tokens    token ids, uint16 or uint32, document after document
     DIR/train-00000-000.docs      for each document its first token and the hash of its text, uint64
 
 A shard is immutable and memory-mapped. Shards follow one another in the manifest's order, and a
-split reads as one long array of tokens.
+split reads as one long array of tokens. Opening a folder checks manifest and tokenizer against
+`contents.json`. A shard is hashed when it is first read, except in training, which hashes all
+shards in the background (`data_check.py`).
 """
 
 import hashlib
+import re
 from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -22,11 +26,21 @@ import numpy as np
 from mixerloop import runs
 from mixerloop.data.sources import Split
 from mixerloop.data.tokenizer import Tokenizer
-from mixerloop.files import file_sha256, json_text, read_json, write_file
+from mixerloop.files import (
+    CONTENTS,
+    SealedFile,
+    file_sha256,
+    json_text,
+    read_json,
+    seal_folder,
+    sealed_files,
+    write_file,
+)
 from mixerloop.parsing import from_dict
 
 MANIFEST = "manifest.json"
 FORMAT = "mixerloop-tokens-1"
+DOC_BYTES = 16  # first token and hash of a document, uint64 each
 OPEN_SHARDS = 256  # a memory map uses a file handle, and a process may have about 1,000
 
 
@@ -41,6 +55,31 @@ class Shard:
     """UTF-8 bytes of the documents, for bits per byte."""
     tokens_sha256: str
     docs_sha256: str
+
+    def check(self) -> None:
+        """Reject counts, names and hashes that no preparation writes."""
+        if not re.fullmatch(r"[\w-]+", self.name):
+            raise ValueError(f"{self.name!r} is not the name of a shard")
+        if min(self.tokens, self.documents) < 1 or self.text_bytes < 0:
+            raise ValueError(f"{self.name}: its counts must be positive")
+        if not all(re.fullmatch("[0-9a-f]{64}", h) for h in (self.tokens_sha256, self.docs_sha256)):
+            raise ValueError(f"{self.name}: not a sha256")
+
+    def tokens_file(self, folder: Path, dtype: str) -> SealedFile:
+        """The file of the shard's tokens."""
+        return SealedFile(
+            path=folder / f"{self.name}.tokens",
+            num_bytes=self.tokens * np.dtype(dtype).itemsize,
+            sha256=self.tokens_sha256,
+        )
+
+    def docs_file(self, folder: Path) -> SealedFile:
+        """The file of the shard's index of documents."""
+        return SealedFile(
+            path=folder / f"{self.name}.docs",
+            num_bytes=self.documents * DOC_BYTES,
+            sha256=self.docs_sha256,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +99,20 @@ class Manifest:
     def shards(self, split: Split) -> tuple[Shard, ...]:
         """The shards of a split, in order."""
         return self.train if split == "train" else self.held_out
+
+    def __post_init__(self) -> None:
+        """Reject counts, names and hashes that no preparation writes."""
+        if self.vocab_size < 1:
+            raise ValueError(f"vocab_size must be at least 1, got {self.vocab_size}")
+        if self.dtype != token_dtype(self.vocab_size).str:
+            raise ValueError(f"{self.vocab_size} ids are not held in {self.dtype}")
+        if not self.train:
+            raise ValueError("train has no shards")
+        shards = (*self.train, *self.held_out)
+        if len({shard.name for shard in shards}) < len(shards):
+            raise ValueError("two shards have the same name")
+        for shard in shards:
+            shard.check()
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -97,6 +150,28 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_file(folder / MANIFEST, json_text(asdict(manifest)))
 
 
+def seal_manifest(folder: Path) -> None:
+    """Seal the manifest and the tokenizer, if there is one: the last step of a preparation."""
+    names = (MANIFEST, runs.TOKENIZER)
+    seal_folder(folder, [name for name in names if (folder / name).is_file()])
+
+
+def check_manifest_seal(folder: Path) -> None:
+    """Raise unless the manifest and the tokenizer of a folder are as they were prepared."""
+    if not (folder / MANIFEST).is_file():
+        raise ValueError(f"{folder}: no {MANIFEST}; prepare it with mixerloop data prepare")
+    if not (folder / CONTENTS).exists():
+        raise ValueError(
+            f"{folder / CONTENTS}: missing, as in data that version 0.1.0 prepared; check the data "
+            f"and seal it: mixerloop data verify {folder} --seal"
+        )
+    sealed = sealed_files(folder)
+    if MANIFEST not in sealed:
+        raise ValueError(f"{folder / CONTENTS}: does not list {MANIFEST}")
+    for file in sealed.values():
+        file.check()
+
+
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a folder of tokens strictly."""
     path = folder / MANIFEST
@@ -111,8 +186,6 @@ def read_manifest(folder: Path) -> Manifest:
         raise ValueError(f"{path}: {error}") from None
     if manifest.format != FORMAT:
         raise ValueError(f"{path}: format {manifest.format}, this version reads {FORMAT}")
-    if manifest.dtype != token_dtype(manifest.vocab_size).str:
-        raise ValueError(f"{path}: {manifest.vocab_size} ids are not held in {manifest.dtype}")
     return manifest
 
 
@@ -134,23 +207,21 @@ def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
 
 
 class TokenSplit:
-    """A split of a prepared folder, read as if it were one array."""
+    """A split of a prepared folder, read as if it were one array.
 
-    def __init__(self, folder: Path, split: Split) -> None:
+    A shard is hashed when it is first read, unless the caller checks all shards by itself.
+    """
+
+    def __init__(self, folder: Path, split: Split, *, hashes_shards: bool = True) -> None:
         self.folder, self.split = folder, split
         self.manifest = read_manifest(folder)
         self.shards = self.manifest.shards(split)
         self._ends = list(accumulate(shard.tokens for shard in self.shards))
-        dtype = np.dtype(self.manifest.dtype)
-        for shard in self.shards:
-            path = folder / f"{shard.name}.tokens"
-            size = path.stat().st_size if path.is_file() else None
-            if size != shard.tokens * dtype.itemsize:
-                expected = shard.tokens * dtype.itemsize
-                raise ValueError(f"{path}: {size} bytes, the manifest says {expected}")
-        self._open = lru_cache(maxsize=OPEN_SHARDS)(
-            lambda name: np.memmap(folder / f"{name}.tokens", dtype=dtype, mode="r")
-        )
+        self._tokens = [shard.tokens_file(folder, self.manifest.dtype) for shard in self.shards]
+        for file in self._tokens:
+            file.check_size()
+        self._unchecked = set(range(len(self.shards))) if hashes_shards else set()
+        self._open = lru_cache(maxsize=OPEN_SHARDS)(self._mapped)
 
     def __len__(self) -> int:
         """Tokens in the split."""
@@ -165,11 +236,19 @@ class TokenSplit:
         while start < stop:
             begin = self._ends[index] - self.shards[index].tokens
             end = min(stop, self._ends[index])
-            parts.append(self._open(self.shards[index].name)[start - begin : end - begin])
+            parts.append(self._open(index)[start - begin : end - begin])
             start, index = end, index + 1
         if len(parts) == 1:
             return np.array(parts[0])
         return np.concatenate(parts) if parts else np.empty(0, dtype=self.manifest.dtype)
+
+    def _mapped(self, index: int) -> np.ndarray:
+        """The tokens of a shard as a memory map."""
+        file = self._tokens[index]
+        if index in self._unchecked:
+            file.check()
+            self._unchecked.remove(index)
+        return np.memmap(file.path, dtype=self.manifest.dtype, mode="r")
 
     def document_starts(self) -> np.ndarray:
         """The first token of every document, in order, counted over the whole split."""
@@ -182,10 +261,9 @@ class TokenSplit:
 
 def read_docs(folder: Path, shard: Shard) -> np.ndarray:
     """The index of a shard: [documents, 2] of first token and hash."""
-    path = folder / f"{shard.name}.docs"
-    if not path.is_file() or path.stat().st_size != 16 * shard.documents:
-        raise ValueError(f"{path}: missing or cut off")
-    return np.fromfile(path, dtype="<u8").reshape(-1, 2)
+    file = shard.docs_file(folder)
+    file.check()
+    return np.fromfile(file.path, dtype="<u8").reshape(-1, 2)
 
 
 def document_hashes(folder: Path, shards: tuple[Shard, ...] | list[Shard]) -> np.ndarray:
@@ -215,16 +293,9 @@ def verify_split(folder: Path, manifest: Manifest, split: Split, *, bos_id: int)
 
 
 def _verify_shard(folder: Path, shard: Shard, manifest: Manifest, *, bos_id: int) -> None:
-    for suffix, expected in (("tokens", shard.tokens_sha256), ("docs", shard.docs_sha256)):
-        path = folder / f"{shard.name}.{suffix}"
-        if not path.is_file():
-            raise ValueError(f"{path}: missing")
-        if file_sha256(path) != expected:
-            raise ValueError(f"{path}: damaged, its sha256 is not the manifest's")
+    shard.tokens_file(folder, manifest.dtype).check()
     tokens = np.fromfile(folder / f"{shard.name}.tokens", dtype=manifest.dtype)
     starts = read_docs(folder, shard)[:, 0]
-    if len(tokens) != shard.tokens or len(starts) != shard.documents:
-        raise ValueError(f"{folder / shard.name}: its counts are not the manifest's")
     if len(tokens) and int(tokens.max()) >= manifest.vocab_size:
         raise ValueError(f"{folder / shard.name}: an id outside the vocabulary")
     if bos_id >= 0 and not (tokens[starts.astype(np.int64)] == bos_id).all():

@@ -13,12 +13,12 @@ from typing import Any, TypeGuard, get_args
 import numpy as np
 
 from mixerloop.data.held_out import HeldOutTask, held_out_task
-from mixerloop.data.shards import MANIFEST, fingerprint
+from mixerloop.data.shards import MANIFEST, fingerprint, seal_manifest
 from mixerloop.data.sources import Split
 from mixerloop.data.tasks.registry import TASKS, task_of
 from mixerloop.data.tasks.task import Task, TaskSettings
-from mixerloop.data.windows import Draw, DrawnWindows
-from mixerloop.files import json_text, new_folder, write_file
+from mixerloop.data.windows import Draw, DrawnWindows, check_samples
+from mixerloop.files import SealedFile, json_text, new_folder, write_file
 from mixerloop.parsing import from_dict, suggest
 
 
@@ -75,6 +75,13 @@ class TaskFolder:
     def tokenizer(self) -> None:
         """None: a task has no text."""
 
+    def tokenizer_model(self) -> None:
+        """None: a task has no text."""
+
+    def sealed_files(self) -> tuple[SealedFile, ...]:
+        """Empty: sequences are drawn when they are read."""
+        return ()
+
     def windows(self, split: Split, context: int | None) -> Task:
         """The sequences of a split."""
         self._check(context)
@@ -94,7 +101,8 @@ class TaskFolder:
 
     def samples(self, num: int, *, characters: int) -> dict[Split, list[str]]:
         """The first `num` sequences of each split as text."""
-        del characters  # a sequence is short enough to show whole
+        check_samples(num, characters)  # a sequence is short enough to show whole
+        num = min(num, self.task.num_windows)
         return {
             split: [
                 self.task.written(row)
@@ -128,6 +136,7 @@ def prepare_task(out: Path | str, settings: TaskSettings) -> TaskFolder:
     with new_folder(Path(out)) as new:
         manifest = {"format": format_of(kind.name), "settings": _values(settings)}
         write_file(new / MANIFEST, json_text(manifest))
+        seal_manifest(new)
     return TaskFolder(Path(out), kind, settings)
 
 

@@ -1,16 +1,25 @@
 """A prepared folder of tokens, as training and measurements read it."""
 
+import hashlib
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 
+from mixerloop import runs
 from mixerloop.data import shards
 from mixerloop.data.held_out import HeldOutText, held_out_text
 from mixerloop.data.shards import TokenSplit, fingerprint, open_tokenizer, read_manifest
 from mixerloop.data.sources import Split
 from mixerloop.data.tokenizer import Tokenizer
-from mixerloop.data.windows import Draw, DrawnWindows, TokenWindows, spread_positions
+from mixerloop.data.windows import (
+    Draw,
+    DrawnWindows,
+    TokenWindows,
+    check_samples,
+    spread_positions,
+)
+from mixerloop.files import SealedFile
 
 
 class TokenFolder:
@@ -42,9 +51,30 @@ class TokenFolder:
         """The tokenizer that made the tokens; raises if the file in the folder is another model."""
         return open_tokenizer(self.folder, self.manifest)
 
+    def tokenizer_model(self) -> bytes:
+        """The content of the tokenizer's file; raises if the file is another model."""
+        path = self.folder / runs.TOKENIZER
+        model = path.read_bytes()
+        if hashlib.sha256(model).hexdigest() != self.manifest.tokenizer_sha256:
+            raise ValueError(f"{path}: not the tokenizer the shards were made with")
+        return model
+
+    def sealed_files(self) -> tuple[SealedFile, ...]:
+        """The shards of both splits."""
+        return tuple(
+            file
+            for split in get_args(Split)
+            for shard in self.manifest.shards(split)
+            for file in (
+                shard.tokens_file(self.folder, self.manifest.dtype),
+                shard.docs_file(self.folder),
+            )
+        )
+
     def windows(self, split: Split, context: int | None) -> TokenWindows:
-        """The whole windows of a split."""
-        return TokenWindows(TokenSplit(self.folder, split), self._checked(context))
+        """The whole windows of a split; the caller checks `sealed_files`, before or meanwhile."""
+        tokens = TokenSplit(self.folder, split, hashes_shards=False)
+        return TokenWindows(tokens, self._checked(context))
 
     def held_out(self, context: int | None) -> HeldOutText:
         """Every held-out token but the first."""
@@ -62,6 +92,7 @@ class TokenFolder:
 
     def samples(self, num: int, *, characters: int) -> dict[Split, list[str]]:
         """The beginnings of documents spread over each split, decoded."""
+        check_samples(num, characters)
         tokenizer = self.tokenizer()
         samples: dict[Split, list[str]] = {}
         for split in get_args(Split):
@@ -69,7 +100,8 @@ class TokenFolder:
             starts = tokens.document_starts()
             ends = np.append(starts[1:], len(tokens))
             last = len(starts) - 1
-            chosen = np.unique(np.linspace(0, last, num).astype(int)) if len(starts) else []
+            num_shown = min(num, len(starts))
+            chosen = np.unique(np.linspace(0, last, num_shown).astype(int))
             samples[split] = []
             for index in chosen:
                 start = int(starts[index])

@@ -115,6 +115,13 @@ class Draw:
         return order[self.number * self.num : (self.number + 1) * self.num]
 
 
+def check_samples(num: int, characters: int) -> None:
+    """Reject a number of samples to show, or a length, that shows nothing."""
+    for name, value in (("samples", num), ("characters", characters)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+
+
 def spread_positions(context: int, num: int) -> Int[np.ndarray, " positions"]:
     """Evenly spaced positions in the second half of a window; each has a next token in it."""
     first, last = context // 2, context - 2

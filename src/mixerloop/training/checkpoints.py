@@ -3,13 +3,13 @@
     step-N/model.safetensors    all weights, for any number of ranks
     step-N/optimizer/           AdamW's two moments of each weight that has had a gradient, by name
     step-N/position.json        step, seconds, budget
+    step-N/metrics.jsonl        the history of the run until this step; timing.jsonl too
 
 The order of data and all random numbers are functions of seed and step, so a checkpoint stores only
 the step for both. Under FSDP each rank writes its own part of the optimizer's state, as a PyTorch
 distributed checkpoint in safetensors. Any number of ranks can read the parts.
 """
 
-import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +31,7 @@ from mixerloop import config as configs
 from mixerloop import runs
 from mixerloop.config import RunConfig
 from mixerloop.files import new_folder, remove_folder, seal_folder, write_file
+from mixerloop.history import copy_history
 from mixerloop.model.checkpoint import WEIGHTS, save_tensors
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.training.parallel import Ranks, whole
@@ -48,7 +49,7 @@ def save(
     position: Position,
     *,
     config: RunConfig,
-    tokenizer: Path | None,
+    tokenizer: bytes | None,
     ranks: Ranks,
 ) -> Path:
     """Write a checkpoint; every rank calls this.
@@ -72,7 +73,8 @@ def save(
         write_file(new / runs.CONFIG, configs.dump(config))
         write_position(new, position)
         if tokenizer is not None:
-            shutil.copyfile(tokenizer, new / runs.TOKENIZER)
+            write_file(new / runs.TOKENIZER, tokenizer)
+        copy_history(run, new)
         seal_folder(new)
     ranks.wait()
     return folder

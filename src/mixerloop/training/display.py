@@ -18,6 +18,8 @@ def show_training(trainer: Trainer) -> "TrainingLine":
         f"rule in {train.compute_dtype}, {trainer.tokens_per_step:,} tokens a step, from step "
         f"{trainer.step:,}{length}"
     )
+    for name in trainer.restored:
+        line.say(f"{trainer.run / name}: was damaged; restored from {trainer.newest}")
     return line
 
 

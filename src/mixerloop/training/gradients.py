@@ -1,5 +1,6 @@
 """The gradient of one step: micro-batches summed on a rank, averaged over the ranks, clipped."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,11 +23,16 @@ class Computation:
 
 
 def accumulate(
-    summed_loss: ParallelLoss, batch: Batch, computation: Computation
-) -> tuple[float, int]:
+    summed_loss: ParallelLoss,
+    batch: Batch,
+    computation: Computation,
+    *,
+    stopped: Callable[[], bool] | None = None,
+) -> tuple[float | None, int]:
     """Add the gradient of the mean loss over the scored tokens of all ranks to the parameters.
 
-    Returns this rank's summed loss and the number of scored tokens of all ranks.
+    Returns this rank's summed loss and the number of scored tokens of all ranks. `stopped` is asked
+    before each micro-batch; once it is true the rest is left out, and the summed loss is None.
     """
     micro_batch, ranks = computation.micro_batch, computation.ranks
     (num_scored,) = ranks.total(int((batch.labels != NOT_SCORED).sum()))
@@ -37,6 +43,8 @@ def accumulate(
     )
     summed = torch.zeros((), dtype=torch.float64, device=ranks.device)
     for start in range(0, len(inputs), micro_batch):
+        if stopped is not None and stopped():
+            return None, int(num_scored)
         rows = slice(start, start + micro_batch)
         with summed_loss.sharing(now=rows.stop >= len(inputs)):
             with compute_in(computation.compute_dtype, ranks.device.type):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mixerloop import runs
-from mixerloop.files import write_file
+from mixerloop.files import naming
 
 FLUSH_SECONDS = 30  # new points reach TensorBoard after at most this time
 
@@ -68,11 +68,9 @@ class Watcher(Protocol):
 
 
 class JsonLines:
-    """Writes `metrics.jsonl` and `timing.jsonl`; lines after step `start` are removed first."""
+    """Appends to `metrics.jsonl` and `timing.jsonl`, which end at the step of the checkpoint."""
 
-    def __init__(self, run: Path, *, start: int) -> None:
-        for name in (runs.METRICS, runs.TIMING):
-            cut_back(run / name, start)
+    def __init__(self, run: Path) -> None:
         self._metrics = (run / runs.METRICS).open("a", encoding="utf-8")
         self._timing = (run / runs.TIMING).open("a", encoding="utf-8")
 
@@ -80,13 +78,15 @@ class JsonLines:
         """Append one line to each file."""
         for file, record in ((self._metrics, metrics), (self._timing, timing)):
             present = {key: value for key, value in vars(record).items() if value is not None}
-            file.write(json.dumps(present, allow_nan=False) + "\n")
-            file.flush()
+            with naming(Path(file.name)):
+                file.write(json.dumps(present, allow_nan=False) + "\n")
+                file.flush()
 
     def flush(self) -> None:
         """Wait until the lines are on the disk."""
         for file in (self._metrics, self._timing):
-            os.fsync(file.fileno())
+            with naming(Path(file.name)):
+                os.fsync(file.fileno())
 
     def close(self) -> None:
         """Close the two files."""
@@ -149,43 +149,6 @@ class WeightsAndBiases:
     def close(self) -> None:
         """Send the remaining points and end the Weights & Biases run."""
         self._run.finish()
-
-
-def last_line(path: Path, *, having: str = "step") -> dict[str, Any]:
-    """The last record of a file that has the key `having`, or an empty record."""
-    for line in reversed(_whole_lines(path)):
-        if having in (record := _record(path, line)):
-            return record
-    return {}
-
-
-def cut_back(path: Path, step: int) -> None:
-    """Remove the records after a step: a resumed run writes them again."""
-    if path.exists():
-        lines = [line for line in _whole_lines(path) if _record(path, line)["step"] <= step]
-        write_file(path, "".join(lines))
-
-
-def _whole_lines(path: Path) -> list[str]:
-    """The complete lines of a file; a last line cut off by a kill is left out."""
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    return [line for line in lines if line.endswith("\n")]
-
-
-def _record(path: Path, line: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        record = None
-    if (
-        not isinstance(record, dict)
-        or not all(type(value) in (int, float) for value in record.values())
-        or type(record.get("step")) is not int
-    ):
-        raise ValueError(f"{path}: damaged, this is no record of a step: {line.strip()[:60]!r}")
-    return record
 
 
 def _charts(metrics: Metrics, timing: Timing) -> dict[str, float]:

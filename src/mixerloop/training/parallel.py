@@ -41,6 +41,11 @@ class Ranks:
         """Whether this process writes files and messages."""
         return self.rank == 0
 
+    @property
+    def is_first_of_machine(self) -> bool:
+        """Whether no other rank on this machine checks the machine's copy of the data."""
+        return int(os.environ.get("LOCAL_RANK", "0")) == 0
+
     def total(self, *values: float) -> list[float]:
         """Each value, summed over the ranks."""
         if self.num_ranks == 1:

@@ -21,6 +21,9 @@ class Position:
     total_steps: int | None
     """Updates the budget pays for; None for a budget in seconds."""
     finished: bool
+    data_checked: bool = True
+    """Whether every file of the data was hashed before this checkpoint was written; false only
+    where a signal stopped the session first. Version 0.1.0 has no such key."""
 
 
 def write_position(folder: Path, position: Position) -> None:

@@ -10,7 +10,8 @@ from mixerloop import config as configs
 from mixerloop import runs
 from mixerloop.config import RunConfig, TrainConfig, check_same_run
 from mixerloop.data.batches import Batches
-from mixerloop.data.shards import fingerprint
+from mixerloop.data.data_check import DataCheck
+from mixerloop.data.prepared import open_prepared
 from mixerloop.files import check_space, new_folder, write_file, write_sealed
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import fresh_model
@@ -19,6 +20,7 @@ from mixerloop.ops.precision import choose_compute_dtype
 from mixerloop.provenance import collect_provenance
 from mixerloop.training import checkpoints
 from mixerloop.training.budget import budget_of
+from mixerloop.training.memory import check_batch_fits
 from mixerloop.training.parallel import Ranks
 from mixerloop.training.position import Position
 from mixerloop.training.trainer import BYTES_PER_PARAMETER, open_data
@@ -42,19 +44,20 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
     config = settled(config, ranks=ranks)
     if not ranks.is_first:
         return config
-    data, train = config.for_training()
+    _, train = config.for_training()
     if run.exists():
         raise ValueError(
             f"{run} already exists; go on with mixerloop train --resume {run}, or choose another "
             "folder"
         )
-    windows, _ = open_data(config)
+    prepared, windows, _ = open_data(config)
     Batches(
         windows=windows,
         seed=train.seed,
         global_batch=train.global_batch,
         num_ranks=ranks.num_ranks,
     )
+    check_batch_fits(config, windows, ranks=ranks)
     _check_wandb(train)
     model = fresh_model(config.model, seed=train.seed, rule=train.init, form=train.form)
     flops_per_token = training_flops_per_token(model, context=windows.context)
@@ -63,7 +66,6 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
         tokens_per_step=train.global_batch * windows.context,
         flops_per_token=flops_per_token,
     )
-    tokenizer = Path(data.path) / runs.TOKENIZER
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     with new_folder(run) as folder:
         check_space(folder, (train.keep_last + 1) * num_parameters * BYTES_PER_PARAMETER)
@@ -74,7 +76,7 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
             "init": train.init,
             "forms": model.forms(),
             "compute_dtype": train.compute_dtype,
-            "data": fingerprint(Path(data.path)),
+            "data": prepared.fingerprint,
             "num_parameters": num_parameters,
             "flops_per_token": flops_per_token,
             "sessions": [],
@@ -88,7 +90,7 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
                 step=0, seconds=0.0, total_steps=budget.steps, seed=train.seed, finished=False
             ),
             config=config,
-            tokenizer=tokenizer if tokenizer.is_file() else None,
+            tokenizer=prepared.tokenizer_model(),
             ranks=Ranks(),
         )
     return config
@@ -108,7 +110,7 @@ def resumed_config(run: Path, *, config_file: Path | None, overrides: configs.Ta
     check_same_run(old, new, where=str(run))
     _check_wandb(train)
     data, _ = new.for_training()
-    if fingerprint(Path(data.path)) != trained_on:
+    if open_prepared(data.path).fingerprint != trained_on:
         raise ValueError(
             f"{data.path}: not the data this run was trained on, its manifest is another"
         )
@@ -135,6 +137,17 @@ def note_session(run: Path, config: RunConfig, *, ranks: Ranks, step: int) -> No
     provenance["sessions"] = [*provenance["sessions"], collect_provenance(**facts)]
     write_sealed(run / runs.PROVENANCE, provenance)
     write_file(run / runs.CONFIG, configs.dump(config))
+
+
+def note_data(run: Path, check: DataCheck) -> None:
+    """Record in the newest session what its data was, once every file of it was hashed."""
+    provenance = provenance_of(run)
+    provenance["sessions"][-1]["data"] = {
+        "content_sha256": check.content_sha256(),
+        "files": len(check.files),
+        "bytes": sum(file.num_bytes for file in check.files),
+    }
+    write_sealed(run / runs.PROVENANCE, provenance)
 
 
 def provenance_of(run: Path) -> dict[str, Any]:

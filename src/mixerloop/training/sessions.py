@@ -7,6 +7,7 @@ from pathlib import Path
 from mixerloop import machine, runs
 from mixerloop.config import RunConfig, Tables
 from mixerloop.files import locked, remove_leftovers
+from mixerloop.history import restore_history
 from mixerloop.training.metrics import (
     JsonLines,
     Metrics,
@@ -16,7 +17,13 @@ from mixerloop.training.metrics import (
     WeightsAndBiases,
 )
 from mixerloop.training.parallel import Ranks, joined
-from mixerloop.training.run_setup import begin, note_session, provenance_of, resumed_config
+from mixerloop.training.run_setup import (
+    begin,
+    note_data,
+    note_session,
+    provenance_of,
+    resumed_config,
+)
 from mixerloop.training.trainer import Outcome, Trainer
 
 Display = Callable[[Trainer], Watcher]
@@ -91,11 +98,12 @@ def _session(
         remove_leftovers(run)
         remove_leftovers(run / runs.CHECKPOINTS)
         trainer = Trainer(run, config, ranks=ranks)
+        trainer.restored = restore_history(run, trainer.newest, trainer.step)
         if trainer.finished:
             outcome = trainer.train(until=until)
             return Trained(run=run, outcome=outcome, last=None, is_first_rank=True)
         last = _Last()
-        watchers = [last, *_recorders(run, trainer)]
+        watchers = [last, _DataNote(run, trainer), *_recorders(run, trainer)]
         note_session(run, trainer.config, ranks=ranks, step=trainer.step)
         if display is not None:
             watchers.append(display(trainer))
@@ -110,7 +118,7 @@ def _session(
 def _recorders(run: Path, trainer: Trainer) -> list[Watcher]:
     """The watchers that record steps in files and services, as the config says."""
     settings = trainer.train_config
-    recorders: list[Watcher] = [JsonLines(run, start=trainer.step)]
+    recorders: list[Watcher] = [JsonLines(run)]
     if settings.tensorboard:
         recorders.append(TensorBoard(run, start=trainer.step))
     if settings.wandb is not None:
@@ -132,6 +140,25 @@ class _Last:
 
     def flush(self) -> None:
         pass
+
+    def close(self) -> None:
+        pass
+
+
+class _DataNote:
+    """A watcher that records in the provenance what data was read, once all of it is checked."""
+
+    def __init__(self, run: Path, trainer: Trainer) -> None:
+        self._run, self._trainer, self._is_noted = run, trainer, False
+
+    def step(self, metrics: Metrics, timing: Timing) -> None:
+        pass
+
+    def flush(self) -> None:
+        check = self._trainer.data_check
+        if not self._is_noted and check is not None and check.is_complete:
+            note_data(self._run, check)
+            self._is_noted = True
 
     def close(self) -> None:
         pass

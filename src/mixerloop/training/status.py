@@ -9,7 +9,7 @@ from typing import Literal
 from mixerloop import config as configs
 from mixerloop import runs
 from mixerloop.files import is_locked
-from mixerloop.training.metrics import last_line
+from mixerloop.history import last_record, read_history
 from mixerloop.training.position import POSITION, read_position
 
 State = Literal["running", "finished", "stopped", "fresh", "damaged"]
@@ -71,17 +71,18 @@ def _status(run: Path) -> Status:
     if not (folder / POSITION).exists():
         return Status(run=str(run), state="fresh", schedule=schedule, checkpoint_step=0)
     position = read_position(folder)
-    metrics, timing = last_line(run / runs.METRICS), last_line(run / runs.TIMING)
+    metrics, timing = (read_history(run, name) for name in (runs.METRICS, runs.TIMING))
+    last = last_record(metrics)
     state: State = "finished" if position.finished else "stopped"
     return Status(
         run=str(run),
         state="running" if is_locked(run) else state,
         schedule=schedule,
-        step=metrics.get("step", position.step),
+        step=last.get("step", position.step),
         total_steps=position.total_steps,
         checkpoint_step=checkpoint_step,
-        loss=metrics.get("loss"),
-        held_out_nll=last_line(run / runs.METRICS, having="held_out_nll").get("held_out_nll"),
-        tokens_per_second=timing.get("tokens_per_second"),
+        loss=last.get("loss"),
+        held_out_nll=last_record(metrics, having="held_out_nll").get("held_out_nll"),
+        tokens_per_second=last_record(timing).get("tokens_per_second"),
         seconds=position.seconds,
     )

@@ -2,26 +2,27 @@
 
 A step depends on the seed, its number and the state before it (weights and optimizer), and on
 nothing else. A run that was killed and resumed is therefore the same run, bit for bit.
+
+The files of the data are hashed in the background. A checkpoint is written once they are all known
+to be as they were prepared; a checkpoint that a signal asks for does not wait, and says so.
 """
 
 import hashlib
 import math
 import os
-import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 import torch
 
 from mixerloop import machine, runs
 from mixerloop.config import RunConfig, check_same_run
 from mixerloop.data.batches import Batch, Batches
-from mixerloop.data.prepared import open_prepared
+from mixerloop.data.data_check import DataCheck
+from mixerloop.data.prepared import Prepared, open_prepared
 from mixerloop.data.windows import Windows
 from mixerloop.files import check_space
 from mixerloop.model.accounting import training_flops_per_token
@@ -34,10 +35,12 @@ from mixerloop.training.gemm_rate import gemm_rate
 from mixerloop.training.gradients import Computation, accumulate, clip
 from mixerloop.training.loss import SummedLoss
 from mixerloop.training.lr_curve import learning_rate
+from mixerloop.training.memory import check_batch_fits
 from mixerloop.training.metrics import Metrics, Timing, Watcher
 from mixerloop.training.optimizer import hold_what_never_runs, make_optimizer
 from mixerloop.training.parallel import ParallelLoss, Ranks, local_parts
 from mixerloop.training.position import Position
+from mixerloop.training.signals import Signals, signals
 from mixerloop.training.validation import validation_nll
 
 BYTES_PER_PARAMETER = 12  # a checkpoint holds each weight and its two moments in float32
@@ -60,9 +63,9 @@ class Trainer:
 
     def __init__(self, run: Path, config: RunConfig, *, ranks: Ranks) -> None:
         self.run, self.config, self.ranks = run, config, ranks
-        data, self.train_config = config.for_training()
+        _, self.train_config = config.for_training()
         train = self.train_config
-        self.windows, self.held_out = open_data(config)
+        self.prepared, self.windows, self.held_out = open_data(config)
         self.batches = Batches(
             windows=self.windows,
             seed=train.seed,
@@ -70,8 +73,9 @@ class Trainer:
             rank=ranks.rank,
             num_ranks=ranks.num_ranks,
         )
-        tokenizer = Path(data.path) / runs.TOKENIZER
-        self.tokenizer = tokenizer if tokenizer.is_file() else None
+        check_batch_fits(config, self.windows, ranks=ranks)
+        self.tokenizer = self.prepared.tokenizer_model()
+        """The bytes of the tokenizer, read now: the data folder may be gone when they are saved."""
 
         choose_form(train.form, ranks.device.type)  # rejects a form this device cannot run
         folder = runs.find_checkpoint(run)
@@ -93,6 +97,11 @@ class Trainer:
         if folder != runs.checkpoint_folder(run, position.step) or position.seed != train.seed:
             raise ValueError(f"{folder}: its position is not that of this run at this step")
         self.step, self.finished, self.newest = position.step, position.finished, folder
+        self.began_unchecked = not position.data_checked
+        self.data_check: DataCheck | None = None
+        """The check of the data in this session; None before the first step."""
+        self.restored: list[str] = []
+        """Files of the history that were not as the checkpoint has them, and were restored."""
         self.clock, self.spent = Clock(position.seconds), position.seconds
         self.computation = Computation(
             micro_batch=train.micro_batch or train.global_batch // ranks.num_ranks,
@@ -122,48 +131,86 @@ class Trainer:
         )
 
     def _train(
-        self, watchers: Sequence[Watcher], received: list[int], until: int | None
+        self, watchers: Sequence[Watcher], received: Signals, until: int | None
     ) -> int | None:
-        train, ranks = self.train_config, self.ranks
-        self.gemm_limit = sum(ranks.total(self._gemm_rate()))
-        batches = self.batches.prefetched(start=self.step, stop=self.budget.steps or ENDLESS)
-        with closing(batches), self._core_share() as share:
-            self.clock.start()
-            before = self.clock.seconds
-            for batch in batches:
-                share.follow()
-                loss, grad_norm, rate, stop = self._update(batch, received)
-                self.step += 1
-                stop = stop or self.step == until
-                seconds = self.clock.seconds
-                self.spent = self._agreed(seconds)
-                self.finished = self.budget.is_spent(self.step, self.spent)
-                held_out = None
-                if self.finished or (
-                    train.evaluate_every and self.step % train.evaluate_every == 0
-                ):
-                    held_out = self._evaluate()
-                metrics = Metrics(
-                    step=self.step,
-                    tokens=self.step * self.tokens_per_step,
-                    flops=float(self.step * self.tokens_per_step * self.flops_per_token),
-                    loss=loss,
-                    grad_norm=grad_norm,
-                    learning_rate=rate,
-                    held_out_nll=held_out,
-                )
-                timing = self._timing(seconds - before)
-                before = seconds
-                for watcher in watchers:
-                    watcher.step(metrics, timing)
-                if self.finished or stop or self.step % train.checkpoint_every == 0:
-                    self._save(watchers)
-                if self.finished or stop:
-                    break
-        return received[0] if received and not self.finished else None
+        ranks = self.ranks
+        batches = self.batches.prefetched(
+            start=self.step,
+            stop=self.budget.steps or ENDLESS,
+            stopped=received.__bool__,
+        )
+        files = self.prepared.sealed_files() if ranks.is_first_of_machine else ()
+        with closing(DataCheck(files)) as self.data_check, closing(batches):
+            if self.began_unchecked and (unreadable := self._finish_data_check()) is not None:
+                raise unreadable
+            self.gemm_limit = sum(ranks.total(self._gemm_rate()))
+            with self._core_share(received) as share:
+                self._steps(watchers, received, until, batches, share)
+        return received.first if not self.finished else None
 
-    def _update(self, batch: Batch, received: list[int]) -> tuple[float, float, float, bool]:
-        """Make one update; returns its loss, gradient norm, learning rate, and whether to stop."""
+    def _steps(
+        self,
+        watchers: Sequence[Watcher],
+        received: Signals,
+        until: int | None,
+        batches: Generator[Batch],
+        share: CoreShare,
+    ) -> None:
+        train = self.train_config
+        self.clock.start()
+        before = self.clock.seconds
+        while not self.finished and self.step != until:
+            share.follow()
+            try:
+                batch, failure = _next(batches, received)
+                stop = self._agreed_to_stop(bool(received) or batch is None)
+                update = None if stop or batch is None else self._update(batch, received)
+            except KeyboardInterrupt:
+                self._save_before_stop(watchers)
+                raise
+            if update is None:
+                self._save_before_stop(watchers)
+                if failure is not None:
+                    raise failure
+                return
+            loss, grad_norm, rate = update
+            self.step += 1
+            seconds = self.clock.seconds
+            self.spent = self._agreed(seconds)
+            self.finished = self.budget.is_spent(self.step, self.spent)
+            held_out = None
+            if self.finished or (train.evaluate_every and self.step % train.evaluate_every == 0):
+                held_out = self._evaluate()
+            metrics = Metrics(
+                step=self.step,
+                tokens=self.step * self.tokens_per_step,
+                flops=float(self.step * self.tokens_per_step * self.flops_per_token),
+                loss=loss,
+                grad_norm=grad_norm,
+                learning_rate=rate,
+                held_out_nll=held_out,
+            )
+            timing = self._timing(seconds - before)
+            before = seconds
+            for watcher in watchers:
+                watcher.step(metrics, timing)
+            if self.finished or self.step == until or self.step % train.checkpoint_every == 0:
+                self._save(watchers)
+
+    def _agreed_to_stop(self, stop: bool) -> bool:
+        """Whether any rank has to stop; raises on every rank if one has found damaged data."""
+        damage = None if self.data_check is None else self.data_check.damage
+        num_stops, num_damaged = self.ranks.total(stop, damage is not None)
+        if num_damaged:
+            raise self._unusable(damage)
+        return num_stops > 0
+
+    def _update(self, batch: Batch, received: Signals) -> tuple[float, float, float] | None:
+        """Make one update; returns its loss, gradient norm and learning rate.
+
+        A signal that arrives before the last micro-batch ends the step before its update, which
+        the resumed run makes again; then the result is None. Several ranks finish their step.
+        """
         train = self.train_config
         torch.manual_seed(step_seed(train.seed, self.step, self.ranks.rank))
         total_steps = self.budget.total_steps(self.step, self.spent)
@@ -176,18 +223,23 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad()
-        summed, num_scored = accumulate(self.summed_loss, batch, self.computation)
+        stopped = received.__bool__ if self.ranks.num_ranks == 1 else None
+        with received.may_interrupt():
+            summed, num_scored = accumulate(
+                self.summed_loss, batch, self.computation, stopped=stopped
+            )
+        if summed is None:
+            return None
         parameters = [
             parameter for group in self.optimizer.param_groups for parameter in group["params"]
         ]
         grad_norm = clip(parameters, train.clip_norm)
-        summed, num_signals = self.ranks.total(summed, len(received))
-        loss = summed / num_scored
+        loss = sum(self.ranks.total(summed)) / num_scored
         for name, value in (("loss", loss), ("gradient", grad_norm)):
             if not math.isfinite(value):
                 raise FloatingPointError(self._not_finite(name, value))
         self.optimizer.step()
-        return loss, grad_norm, rate, num_signals > 0
+        return loss, grad_norm, rate
 
     def _agreed(self, seconds: float) -> float:
         """The first rank's seconds for a budget in seconds: all ranks must end at the same step."""
@@ -209,8 +261,14 @@ class Trainer:
             raise FloatingPointError(self._stopped_at(f"the held-out NLL is {nll}"))
         return nll
 
-    def _save(self, watchers: Sequence[Watcher]) -> None:
+    def _save_before_stop(self, watchers: Sequence[Watcher]) -> None:
+        """Save the last whole step at once, whether the data was checked to its end or not."""
+        if self.newest != runs.checkpoint_folder(self.run, self.step):
+            self._save(watchers, waits_for_check=False)
+
+    def _save(self, watchers: Sequence[Watcher], *, waits_for_check: bool = True) -> None:
         with self.clock.stopped():
+            unreadable = self._finish_data_check() if waits_for_check else None
             self._check_weights()
             for watcher in watchers:
                 watcher.flush()
@@ -226,6 +284,7 @@ class Trainer:
                     total_steps=self.budget.steps,
                     seed=self.train_config.seed,
                     finished=self.finished,
+                    data_checked=self._data_is_checked(),
                 ),
                 config=self.config,
                 tokenizer=self.tokenizer,
@@ -234,6 +293,39 @@ class Trainer:
             if self.ranks.is_first:
                 train = self.train_config
                 checkpoints.prune(self.run, keep_last=train.keep_last, keep_every=train.keep_every)
+        if unreadable is not None:
+            raise unreadable
+
+    def _finish_data_check(self) -> OSError | ValueError | None:
+        """Wait for the check of the data; raises on every rank if a rank has damaged data.
+
+        A file that cannot be read is returned, for the caller to raise after the work is saved.
+        """
+        assert self.data_check is not None
+        damage = unreadable = None
+        try:
+            self.data_check.finish()
+        except (OSError, ValueError) as error:
+            if self.data_check.damage is None:
+                unreadable = error
+            else:
+                damage = error
+        num_damaged, num_unreadable = self.ranks.total(damage is not None, unreadable is not None)
+        if num_damaged:
+            raise self._unusable(damage)
+        if num_unreadable and unreadable is None:
+            unreadable = ValueError("another rank cannot read its data")
+        return unreadable
+
+    def _data_is_checked(self) -> bool:
+        assert self.data_check is not None
+        return not any(self.ranks.total(not self.data_check.is_complete))
+
+    def _unusable(self, damage: Exception | None) -> ValueError:
+        """The error of damaged data, on whichever rank it is."""
+        problem = "another rank has found damaged data" if damage is None else str(damage)
+        before = ", which was written before its data was checked" if self.began_unchecked else ""
+        return ValueError(f"{problem}; the last checkpoint is {self.newest}{before}")
 
     def _timing(self, seconds: float) -> Timing:
         """The speed of one step; the time left is an estimate from the mean of all steps."""
@@ -251,7 +343,7 @@ class Trainer:
             threads=torch.get_num_threads(),
         )
 
-    def _core_share(self) -> CoreShare:
+    def _core_share(self, received: Signals) -> CoreShare:
         """The number of threads follows the free cores only where it cannot change the gradient."""
         train, ranks = self.train_config, self.ranks
         threads_are_ours = (
@@ -261,11 +353,13 @@ class Trainer:
             and torch.get_num_threads() > 1
             and machine.NUM_THREADS not in os.environ
         )
-        return CoreShare(follows=threads_are_ours and self._same_bits_on_one_thread())
+        return CoreShare(follows=threads_are_ours and self._same_bits_on_one_thread(received))
 
-    def _same_bits_on_one_thread(self) -> bool:
+    def _same_bits_on_one_thread(self, received: Signals) -> bool:
         """Whether the matrix library splits no sum between threads, for the shapes of this run."""
-        batch = self.batches.read(self.step)
+        batch = self.batches.read(self.step, stopped=received.__bool__)
+        if received:
+            return False
         size, num_threads = self.computation.micro_batch, torch.get_num_threads()
         starts = {0, (len(batch.inputs) - 1) // size * size}  # the last micro-batch may be smaller
         gradients = []
@@ -350,8 +444,17 @@ class Clock:
             self.start()
 
 
-def open_data(config: RunConfig) -> tuple[Windows, Windows]:
-    """The training windows and the held-out windows; rejects token ids outside the vocabulary."""
+def _next(batches: Generator[Batch], received: Signals) -> tuple[Batch | None, Exception | None]:
+    """The next batch; or None after a signal, or None and the error with which reading failed."""
+    try:
+        with received.may_interrupt():
+            return next(batches, None), None
+    except (OSError, ValueError, MemoryError) as error:
+        return None, error
+
+
+def open_data(config: RunConfig) -> tuple[Prepared, Windows, Windows]:
+    """The data with its training and held-out windows; rejects ids outside the vocabulary."""
     data, _ = config.for_training()
     prepared = open_prepared(data.path)
     train = prepared.windows("train", data.context)
@@ -361,35 +464,10 @@ def open_data(config: RunConfig) -> tuple[Windows, Windows]:
             f"{data.path}: {train.vocab_size:,} token ids do not fit the model's vocabulary of "
             f"{config.model.vocab_size:,}; set model.vocab_size"
         )
-    return train, held_out
+    return prepared, train, held_out
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
     """Random seed of one step on one rank, so that its draws do not depend on earlier steps."""
     digest = hashlib.sha256(f"step/{seed}/{step}/{rank}".encode()).digest()
     return int.from_bytes(digest[:8]) >> 1
-
-
-@contextmanager
-def signals() -> Iterator[list[int]]:
-    """Collect SIGTERM and SIGINT inside the block; a second Ctrl-C interrupts at once.
-
-    Under `torchrun` a second SIGINT does not interrupt: the terminal sends Ctrl-C to every process,
-    and torchrun then sends it to its processes again.
-    """
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and received and not torch.distributed.is_initialized():
-            raise KeyboardInterrupt
-        received.append(number)
-
-    old = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield received
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

@@ -1,0 +1,151 @@
+"""The history of a run has no holes: it is checked by readers and restored by a resumed run."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mixerloop import config as configs
+from mixerloop import runs
+from mixerloop.data.corpora import prepare_hops
+from mixerloop.history import FILES, read_history, restore_history
+from mixerloop.training.sessions import resume, train
+from mixerloop.training.status import status
+from small_model import training_file
+
+
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory) -> Path:
+    """A run that was stopped at step 5, and whose newest checkpoint is of that step."""
+    place = tmp_path_factory.mktemp("history")
+    prepare_hops(place / "hops")
+    (place / "small.toml").write_text(training_file(str(place / "hops"), train={"steps": 8}))
+    train(configs.load(place / "small.toml"), place / "run", until=5)
+    return place / "run"
+
+
+@pytest.fixture
+def run(stopped_once, tmp_path) -> Path:
+    return Path(shutil.copytree(stopped_once, tmp_path / "run"))
+
+
+def flip_a_digit(path: Path) -> None:
+    text = path.read_text()
+    place = text.index(".") + 1
+    path.write_text(text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :])
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def without_a_line(path: Path) -> None:
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2] + lines[3:]))
+
+
+DAMAGES = [
+    Path.unlink,
+    cut_off,
+    flip_a_digit,
+    without_a_line,
+    lambda path: path.write_text(""),
+    lambda path: path.write_bytes(b"\xff\x00"),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_history_is_restored_by_a_resumed_run_and_named_by_readers(run, name, damage):
+    whole = (run / name).read_bytes()
+    damage(run / name)
+    with pytest.raises(ValueError, match=rf"{name}: is not the history .* --resume"):
+        read_history(run, name)
+    assert status(run).state == "damaged"
+    checkpoint = runs.find_checkpoint(run)
+    assert restore_history(run, checkpoint, 5) == [name]
+    assert (run / name).read_bytes() == whole
+    assert restore_history(run, checkpoint, 5) == []
+
+
+def test_a_resumed_run_says_what_it_restored_and_ends_in_the_same_history(run, tmp_path):
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    resume(other)
+    (run / "metrics.jsonl").unlink()
+    restored = []
+
+    def display(trainer):
+        restored.extend(trainer.restored)
+        return Silent()
+
+    resume(run, display=display)
+    assert restored == ["metrics.jsonl"]
+    assert (run / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
+
+
+class Silent:
+    def step(self, metrics, timing):
+        pass
+
+    def flush(self):
+        pass
+
+    close = flush
+
+
+def test_a_finished_run_is_restored_too(run):
+    resume(run)
+    whole = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_text("")
+    assert resume(run).last is None
+    assert (run / "metrics.jsonl").read_bytes() == whole
+
+
+def test_records_after_the_checkpoint_are_read_and_cut_when_the_run_is_resumed(run):
+    path = run / "metrics.jsonl"
+    whole = path.read_text()
+    path.write_text(whole + '{"step": 6, "loss": 1.0}\n{"step": 7, "lo')
+    assert [record["step"] for record in read_history(run, path.name)] == [1, 2, 3, 4, 5, 6]
+    assert restore_history(run, runs.find_checkpoint(run), 5) == []
+    assert path.read_text() == whole
+
+
+@pytest.mark.parametrize(
+    ("tail", "problem"),
+    [
+        ('{"step": 7}\n', "step 7 follows 5"),
+        ('{"step": 5}\n', "step 5 follows 5"),
+        ("\n", "no record of a step"),
+        ("[]\n", "no record of a step"),
+        ('{"stp": 6}\n', "no record of a step"),
+        ('{"step": 6, "loss": null}\n', "no record of a step"),
+    ],
+)
+def test_a_damaged_record_after_the_checkpoint_is_named(run, tail, problem):
+    path = run / "metrics.jsonl"
+    path.write_text(path.read_text() + tail)
+    with pytest.raises(ValueError, match=rf"metrics\.jsonl: damaged, .*{problem}"):
+        read_history(run, path.name)
+
+
+def as_version_0_1_0_wrote_it(run: Path) -> Path:
+    checkpoint = runs.find_checkpoint(run)
+    contents = json.loads((checkpoint / "contents.json").read_text())
+    for name in FILES:
+        (checkpoint / name).unlink()
+        del contents["files"][name]
+    del contents["sha256"]
+    (checkpoint / "contents.json").write_text(json.dumps(contents))
+    return checkpoint
+
+
+def test_a_run_of_version_0_1_0_resumes_if_its_history_is_complete(run):
+    checkpoint = as_version_0_1_0_wrote_it(run)
+    assert restore_history(run, checkpoint, 5) == []
+    assert len(read_history(run, "metrics.jsonl")) == 5
+    (run / "metrics.jsonl").write_text("")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl: the steps 1 to 5 are missing"):
+        restore_history(run, checkpoint, 5)
+    with pytest.raises(ValueError, match=r"metrics\.jsonl: the steps 1 to 5 are missing"):
+        resume(run)
