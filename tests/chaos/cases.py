@@ -129,6 +129,7 @@ READINGS: tuple[Reading, ...] = (
         arguments=("train", "text.toml", "--out", "new"),
         brings=("text.toml",),
         damages=("data",),
+        resumes=True,
     ),
     Reading(
         name="resume half, its data",
@@ -177,6 +178,7 @@ READINGS: tuple[Reading, ...] = (
         arguments=("train", "hops.toml", "--out", "new"),
         brings=("hops.toml",),
         damages=("hops",),
+        resumes=True,
     ),
     Reading(name="verify hops", arguments=("data", "verify", "hops"), damages=("hops",)),
     Reading(name="show hops", arguments=("data", "show", "hops"), damages=("hops",)),

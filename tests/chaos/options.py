@@ -154,6 +154,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
             "--windows": ("2",),
             "--positions": ("2",),
             "--context": ("16",),
+            "--seed": ("5",),
             "--json": (),
         },
         brings=("run", "data"),

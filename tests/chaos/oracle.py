@@ -26,6 +26,8 @@ VOLATILE_FILES = re.compile(r"(^|/)(lock|log\.txt|timing\.jsonl|events\.out\.tfe
 SEALED_VOLATILE = ("timing.jsonl", "position.json")
 """Files with times inside a sealed folder, whose sizes and hashes differ too."""
 
+BUNDLE = re.compile(r'"bundle": "[0-9a-f]{64}"')
+"""The sha256 of a bundle in a result of CORE."""
 STRAY = re.compile(r"\.partial$|^(tmp|home)/")
 """Paths that no verb may leave behind."""
 CACHES = re.compile(r"tmp/torchinductor_\w+(/|$)")
@@ -144,29 +146,50 @@ def _normal_state(path: str, state: State, box: Path) -> State:
         return kind, content
 
 
-def judge(reading: Reading, damaged: Sequence[str], baseline: Baseline, seen: Seen) -> list[str]:
-    """The promises that a case broke; `damaged` are the paths that are not what they were."""
+@dataclass(frozen=True)
+class Verdict:
+    """The promises that a case broke; or the rule by which another outcome is right."""
+
+    broken: tuple[str, ...] = ()
+    rule: str | None = None
+
+
+LISTED = "a list shows what is damaged or missing beside the rest, and exits with 0"
+MISSING = "a deleted file is named, and the result is made without it"
+OTHER_CELLS = "a study names the damaged file, runs its other cells, and exits with 1"
+OTHER_BUNDLE = "a changed bundle is another bundle, and the result has the sha256 of what was read"
+
+
+def judge(reading: Reading, damaged: Sequence[str], baseline: Baseline, seen: Seen) -> Verdict:
+    """What is wrong with a case; `damaged` are the paths that are not what they were."""
     broken = [*_died(seen.ended), *_left_behind(seen, baseline), *_users_files(seen, baseline)]
-    if broken:
-        return broken
-    if seen.ended.code == 2:
-        return _refused(reading, damaged, baseline, seen)
-    if seen.ended.code == 0 and _is_told(reading, damaged, seen):
-        return []
-    if reading.name.startswith("study") and seen.ended.code == 1:
-        return _failed_cell(damaged, seen)
-    return _undamaged(damaged, baseline, seen)
+    if not broken and seen.ended.code == 2:
+        broken = _refused(reading, damaged, baseline, seen)
+    elif not broken:
+        broken = _undamaged(damaged, baseline, seen)
+        rule = _rule(reading, damaged, baseline, seen) if broken else None
+        if rule is not None:
+            return Verdict(rule=rule)
+    return Verdict(tuple(broken))
 
 
-def _is_told(reading: Reading, damaged: Sequence[str], seen: Seen) -> bool:
-    """Whether a verb that goes on has said what is wrong.
-
-    A list shows a damaged run or cell as such, beside the others. What was deleted is not there
-    for any verb: a status shows it as not done, other verbs name it.
-    """
+def _rule(reading: Reading, damaged: Sequence[str], baseline: Baseline, seen: Seen) -> str | None:
+    """The rule by which another result than the undamaged one is right."""
     is_named = _names(seen.ended.stdout + seen.ended.stderr, damaged)
     is_deleted = not any(path in seen.before for path in damaged)
-    return (reading.lists and (is_named or is_deleted)) or (is_deleted and is_named)
+    if seen.ended.code == 1 and reading.name.startswith("study"):
+        is_told = is_named and "failed: " in seen.ended.stdout
+        return OTHER_CELLS if is_told else None
+    if seen.ended.code != 0:
+        return None
+    if reading.lists and (is_named or is_deleted):
+        return LISTED
+    if is_deleted and is_named:
+        return MISSING
+    before, now = (BUNDLE.search(text) for text in (baseline.stdout, seen.ended.stdout))
+    if before and now and before[0] != now[0]:
+        return OTHER_BUNDLE
+    return None
 
 
 def _died(ended: Ended) -> list[str]:
@@ -176,7 +199,8 @@ def _died(ended: Ended) -> list[str]:
         return [f"crash: signal {-ended.code}"]
     for text in (ended.stderr, ended.stdout):
         if "Traceback (most recent call last)" in text:
-            return [f"traceback: {text.strip().splitlines()[-1]}"]
+            errors = re.findall(r"^[\w.]+(?:Error|Exception|Interrupt)\b.*", text, re.MULTILINE)
+            return [f"traceback: {errors[-1] if errors else text.strip()[-200:]}"]
     if ended.orphans:
         return ["leftover: a process that the verb started was still running"]
     return []
@@ -185,10 +209,18 @@ def _died(ended: Ended) -> list[str]:
 def _left_behind(seen: Seen, baseline: Baseline) -> list[str]:
     """Temporary files, and new paths that the undamaged case does not make."""
     new = sorted(seen.after.keys() - seen.before.keys())
+    usual = {_any_step(path) for path in baseline.after}
     strange = [
-        path for path in new if _normal_path(path) not in baseline.after and not CACHES.match(path)
+        path
+        for path in new
+        if _any_step(_normal_path(path)) not in usual and not CACHES.match(path)
     ]
     return [f"leftover: {strange[0]}"] if strange else []
+
+
+def _any_step(path: str) -> str:
+    """A path without the step of its checkpoint: a run that stops early keeps an earlier one."""
+    return re.sub(r"/step-\d+", "/step-N", path)
 
 
 def _users_files(seen: Seen, baseline: Baseline) -> list[str]:
@@ -226,8 +258,9 @@ def _short(state: State | None) -> str:
 
 
 def _names(text: str, damaged: Sequence[str]) -> bool:
-    """Whether a text names one of the damaged files by its path or its name."""
-    return any(path in text or Path(path).name in text for path in damaged)
+    """Whether a text names one of the damaged files; a narrow table breaks long names."""
+    whole = "".join(text.split())
+    return any("".join(Path(path).name.split()) in whole for path in damaged)
 
 
 def _refused(reading: Reading, damaged: Sequence[str], baseline: Baseline, seen: Seen) -> list[str]:
@@ -251,14 +284,6 @@ def _refused(reading: Reading, damaged: Sequence[str], baseline: Baseline, seen:
 
 def _shape(line: str) -> str:
     return re.sub(r"[\d.,]+", "N", line)
-
-
-def _failed_cell(damaged: Sequence[str], seen: Seen) -> list[str]:
-    """A study runs its other cells, names the one that failed, and exits with 1."""
-    lines = [line for line in seen.ended.stderr.splitlines() if "failed" in line or "not " in line]
-    if "failed: " not in seen.ended.stdout or not any(_names(line, damaged) for line in lines):
-        return [f"failed study names no damaged file: {seen.ended.stderr.strip()[-300:]}"]
-    return []
 
 
 def _undamaged(damaged: Sequence[str], baseline: Baseline, seen: Seen) -> list[str]:
@@ -309,18 +334,21 @@ def _first_difference(expected: str, found: str) -> str:
     return f"{len(expected.splitlines())} lines -> {len(found.splitlines())}"
 
 
-def judge_option(case: OptionCase, baseline: Baseline, seen: Seen) -> list[str]:
-    """The promises that a verb with a strange value broke."""
+STOPPED = "work without end is stopped by Ctrl-C, with exit code 130"
+
+
+def judge_option(case: OptionCase, baseline: Baseline, seen: Seen) -> Verdict:
+    """What is wrong with a verb that was given a strange value."""
     ended = seen.ended
     broken = [*_died(ended), *_strays(seen), *_users_files(seen, baseline)]
     if broken:
-        return broken
-    if ended.code == 0:
-        return [] if ended.stdout.strip() else ["no result and no error"]
+        return Verdict(tuple(broken))
     if case.is_endless and ended.code == 130:
-        return []
+        return Verdict(rule=STOPPED)
+    if ended.code == 0 and ended.stdout.strip():
+        return Verdict()
     if ended.code not in (1, 2):
-        return [f"exit code {ended.code}"]
+        return Verdict((f"exit code {ended.code}, without a result",))
     *progress, last = ended.stderr.strip().splitlines() or [""]
     if not last.startswith("mixerloop: "):
         broken.append(f"error without its prefix: {last[:300]}")
@@ -330,15 +358,13 @@ def judge_option(case: OptionCase, baseline: Baseline, seen: Seen) -> list[str]:
         broken.append(f"more than one line: {strange[0][:300]}")
     if ended.code == 2 and not case.command.resumes and (new := _changed(seen)):
         broken.append(f"written before the error: {new[0]}")
-    return broken
+    return Verdict(tuple(broken))
 
 
 def _strays(seen: Seen) -> list[str]:
     """Temporary files, and files beside those that the user named."""
     new = sorted(seen.after.keys() - seen.before.keys())
-    strays = [
-        path for path in new if path.endswith(".partial") or path.startswith(("tmp/", "home/"))
-    ]
+    strays = [path for path in new if STRAY.search(path) and not CACHES.match(path)]
     return [f"leftover: {strays[0]}"] if strays else []
 
 

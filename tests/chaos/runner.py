@@ -5,6 +5,7 @@ import base64
 import json
 import os
 import pickle
+import shlex
 import shutil
 import struct
 import sys
@@ -23,10 +24,12 @@ from chaos.damage import DAMAGES, UNREADABLE
 from chaos.options import COMMANDS, INTERRUPT_SECONDS, OptionCase, option_cases
 
 INDEX = struct.Struct("I")
+SHOW = "CHAOS_SHOW"
+"""Set this environment variable to see the output of every case."""
 
 
-Outcome = tuple[list[str], float]
-"""The promises that a case broke, and the seconds that its verb took."""
+Outcome = tuple[Sequence[str], str | None, float]
+"""The promises that a case broke, the rule that excuses it, and the seconds of its verb."""
 
 
 @dataclass
@@ -37,6 +40,8 @@ class Tally:
     seconds: float = 0.0
     by_verb: Counter[str] = field(default_factory=Counter)
     by_damage: Counter[str] = field(default_factory=Counter)
+    rules: Counter[str] = field(default_factory=Counter)
+    """Cases that ended neither as the undamaged case nor with an error, by the rule for them."""
     excluded: Counter[str] = field(default_factory=Counter)
     violations: list[dict[str, str]] = field(default_factory=list)
 
@@ -45,10 +50,12 @@ class Tally:
 
     def count(self, verb: str, damage: str, case: str, outcome: "Outcome") -> None:
         """Count a case and the promises that it broke."""
-        broken, seconds = outcome
+        broken, rule, seconds = outcome
         self.cases += 1
         self.by_verb[verb] += 1
         self.by_damage[damage] += 1
+        if rule is not None:
+            self.rules[rule] += 1
         self.slowest[verb] = max(self.slowest[verb], round(1000 * seconds))
         self.violations += [{"case": case, "problem": problem} for problem in broken]
 
@@ -154,6 +161,9 @@ def seen_of(
     ended = program.run(
         command.words, box, before=command.before, interrupt_after=command.interrupt_after
     )
+    if os.environ.get(SHOW):
+        print(f"$ mixerloop {shlex.join(command.words)}", *ended.stdout.splitlines(), sep="\n")
+        print(f"exit code {ended.code}", *ended.stderr.splitlines(), sep="\n", flush=True)
     seen = oracle.Seen(
         ended=ended,
         box=box,
@@ -194,15 +204,15 @@ def run_files(
     def judged(case: FileCase | Command, box: Path) -> Outcome:
         if isinstance(case, Command):  # the undamaged case again, which must be the same
             seen, _ = seen_of(place, case, box)
-            broken = oracle.judge(readings[case.name], [], baselines[case.name], seen)
-            return broken, seen.ended.seconds
+            verdict = oracle.judge(readings[case.name], [], baselines[case.name], seen)
+            return verdict.broken, verdict.rule, seen.ended.seconds
 
         def damage(box: Path) -> list[Path]:
             return DAMAGES[case.damage](box / case.file, box, case.draw(seed))
 
         seen, damaged = seen_of(place, Command.of_reading(case.reading), box, damage)
-        broken = oracle.judge(case.reading, damaged, baselines[case.reading.name], seen)
-        return broken, seen.ended.seconds
+        verdict = oracle.judge(case.reading, damaged, baselines[case.reading.name], seen)
+        return verdict.broken, verdict.rule, seen.ended.seconds
 
     tally = Tally()
     items = [*commands, *cases]
@@ -210,7 +220,7 @@ def run_files(
         items, side_by_side(judged, items, scratch, workers=workers), strict=True
     ):
         if isinstance(case, Command):
-            assert not outcome[0], f"{case.name} is not the same twice: {outcome[0]}"
+            assert not any(outcome[:2]), f"{case.name} is not the same twice: {outcome}"
         else:
             tally.count(case.reading.name, case.damage, case.id, outcome)
     tally.seconds = time.monotonic() - began
@@ -233,7 +243,8 @@ def run_options(
     def judged(case: OptionCase, box: Path) -> Outcome:
         command = Command.of_option(case)
         seen, _ = seen_of(place, replace(command, brings=(*command.brings, "folder")), box)
-        return oracle.judge_option(case, baselines[command.name], seen), seen.ended.seconds
+        verdict = oracle.judge_option(case, baselines[command.name], seen)
+        return verdict.broken, verdict.rule, seen.ended.seconds
 
     tally = Tally()
     for case, outcome in zip(
@@ -255,6 +266,8 @@ def show(tally: Tally, *, repeat: str) -> None:
     for violation in tally.violations:
         print(f"VIOLATION {violation['case']}\n  {violation['problem']}")
         print(f"  repeat: {repeat} --only {json.dumps(violation['case'])}")
+    for rule, number in tally.rules.items():
+        print(f"by rule: {number:,} cases: {rule}")
     for reason, number in tally.excluded.items():
         print(f"excluded: {number:,} cases: {reason}")
     print(f"{tally.cases:,} cases, {len(tally.violations)} violations, {tally.seconds:.0f} s")
