@@ -119,10 +119,15 @@ class Transport(Saving):
         if results is not None:
             warning = write_transport_figures(result, results, overwrite=self.overwrite)
             if warning is not None:
-                to_stderr(f"{warning}; to draw them, measure again with more memory\n")
+                to_stderr(f"{warning}; {self._drawing_again()}\n")
             path = results / measure_of(type(result)).file
             kept = f"kept in {path}, pictures in {results / FIGURES}"
         else:
             kept = "not kept; --out keeps the result and its pictures"
         if not self.json:
             print(kept)
+
+    def _drawing_again(self) -> str:
+        if self.run_path is None or self.out is not None:
+            return "the same command draws them, given more memory"
+        return f"draw them, given more memory: mixerloop report {self.run_path} --out report.html"

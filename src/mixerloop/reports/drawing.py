@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -142,6 +143,7 @@ def _vega_version() -> str:
 def _call_jobs() -> None:
     """The work of the drawing process: jobs from stdin, results to stdout, one after another."""
     machine.end_with_parent()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash leaves no file in the user's folder
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not be among the results
     sys.path[:] = pickle.load(sys.stdin.buffer)  # noqa: S301

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, str | int | float | None]
 FORMULA_BEGINNINGS = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""Spreadsheets take a text that begins so for a formula."""
+"""The beginnings of a text that spreadsheets take for a formula."""
 NAMED_COLORS = {
     "model": "#2f6fdb",
     "trained": "#2f6fdb",
@@ -63,8 +63,11 @@ class Figure:
 
 
 def _without_formula(value: str | int | float | None) -> str | int | float | None:
-    is_formula = isinstance(value, str) and value.startswith(FORMULA_BEGINNINGS)
-    return f"'{value}" if is_formula else value
+    if not isinstance(value, str):
+        return value
+    text = " ".join(value.splitlines())
+    is_formula = value.startswith(FORMULA_BEGINNINGS) or text.lstrip()[:1] in FORMULA_BEGINNINGS
+    return f"'{text}" if is_formula else text
 
 
 def data(rows: list[Row]) -> "alt.Data":

@@ -22,6 +22,7 @@ from mixerloop.ops.workers import map_on_cores
 from mixerloop.schedule import Occurrence, Schedule
 from mixerloop.transport.executor import shared_residuals
 from mixerloop.transport.policies import Policy, intact, skipped, swapped
+from mixerloop.transport.trajectories import check_finite
 from mixerloop.transport.windows import Batch, batches_of
 
 Removal = Literal["skip", "ffn_off", "swap_order"]
@@ -93,6 +94,7 @@ def removal_costs(
             ]
 
     for here, by_policy in map_on_cores(costs_of, batches_of(windows, device), device=device):
+        check_finite(*by_policy)
         nll[:, here] = by_policy
     costs: dict[Removal, Costs] = {}
     at = 0

@@ -1,0 +1,87 @@
+"""Figures that cannot be drawn take nothing with them."""
+
+import os
+import resource
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from mixerloop.reports import drawing
+from mixerloop.reports.charts import _prefill_chart
+from mixerloop.reports.drawing import draw_figures, png_of
+from mixerloop.reports.figure import Figure, Row
+
+ROWS: list[Row] = [
+    {"size": "</text>=<b>", "batch": 1, "mixer_over_full": 2.0, "low": 1.0, "high": 3.0}
+]
+GOOD = Figure("good", "Good", ROWS, partial(_prefill_chart, ROWS))
+
+
+def named(name, chart) -> Figure:
+    return Figure(name, name, ROWS, chart)
+
+
+def test_a_figure_is_drawn_with_its_description_and_two_pictures():
+    drawings = draw_figures([GOOD])
+    assert drawings.problem is None
+    drawn = drawings.drawn["good"]
+    assert drawn.svg.startswith("<svg")
+    assert "&lt;/text&gt;=&lt;b&gt;" in drawn.svg
+    assert drawn.png.startswith(b"\x89PNG")
+    assert '"batch:O"' not in drawn.spec
+    assert drawings.script is None
+
+
+def test_an_error_in_one_figure_leaves_the_others():
+    drawings = draw_figures([named("bad", partial(int, "x")), GOOD])
+    assert drawings.drawn.keys() == {"good"}
+    assert drawings.problem == "invalid literal for int() with base 10: 'x'"
+
+
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV, signal.SIGKILL])
+def test_a_crash_leaves_what_was_drawn_before(number):
+    drawings = draw_figures([GOOD, named("bad", partial(signal.raise_signal, number)), GOOD])
+    assert drawings.drawn.keys() == {"good"}
+    assert drawings.problem == f"the drawing process was ended by {number.name}"
+
+
+def test_a_process_that_hangs_is_ended(monkeypatch):
+    monkeypatch.setattr(drawing, "MOST_SECONDS", 0.5)
+    drawings = draw_figures([named("slow", partial(time.sleep, 60))])
+    assert drawings.problem == "not finished after 0 seconds"
+    assert drawings.drawn == {}
+
+
+def test_what_a_library_prints_is_not_among_the_results():
+    drawings = draw_figures([named("loud", partial(os.write, 1, b"noise")), GOOD])
+    assert drawings.drawn.keys() == {"good"}
+
+
+def test_too_little_memory_to_draw_is_a_problem_and_no_crash():
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = os.sysconf("SC_PAGE_SIZE") * int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, limits[1]))
+    try:
+        drawings = draw_figures([GOOD])
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert drawings.drawn == {}
+    assert drawings.problem
+
+
+def test_a_module_in_the_users_folder_is_not_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("altair", "json", "mixerloop", "vl_convert"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('run')")
+    assert draw_figures([GOOD]).problem is None
+
+
+def test_a_picture_is_also_drawn_as_png():
+    assert png_of('<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>').startswith(
+        b"\x89PNG"
+    )
+    with pytest.raises(ValueError, match=r"cannot be drawn as PNG: .*; an \.svg file can"):
+        png_of("no picture")
