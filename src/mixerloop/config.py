@@ -13,6 +13,7 @@ import tomli_w
 from mixerloop.kinds import (
     KINDS,
     LARGEST_SIZE,
+    MOST_LAYERS,
     GatedDeltaNetOptions,
     SwiGLUOptions,
     check_size,
@@ -79,7 +80,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Reject sizes that no model can have, unknown kinds, and a schedule that does not fit."""
-        for name in ("num_layers", "d_model", "vocab_size"):
+        check_size("model.num_layers", self.num_layers, most=MOST_LAYERS)
+        for name in ("d_model", "vocab_size"):
             check_size(f"model.{name}", getattr(self, name))
         if not 0 < self.norm_eps < math.inf:
             raise ValueError(f"model.norm_eps must be above 0, got {self.norm_eps}")

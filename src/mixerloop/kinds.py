@@ -13,6 +13,7 @@ from mixerloop.parsing import suggest
 
 Role = Literal["mixer", "ffn", "pass rule"]
 LARGEST_SIZE = 2**24  # wider than any model; a slip should not ask for all the memory there is
+MOST_LAYERS = 2000  # deeper than any model; making the modules of a layer takes milliseconds
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,10 @@ def kind_of(name: str, role: Role) -> Kind:
     return KINDS[name]
 
 
-def check_size(name: str, value: int) -> None:
+def check_size(name: str, value: int, *, most: int = LARGEST_SIZE) -> None:
     """Reject a size that no model can have."""
-    if not 1 <= value <= LARGEST_SIZE:
-        raise ValueError(f"{name} must be from 1 to {LARGEST_SIZE:,}, got {value}")
+    if not 1 <= value <= most:
+        raise ValueError(f"{name} must be from 1 to {most:,}, got {value}")
 
 
 # --- the kinds that come with the package --------------------------------------------------------

@@ -4,9 +4,11 @@ import ctypes
 import os
 import platform
 import re
+import resource
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ NUM_THREADS = "OMP_NUM_THREADS"
 PARENT = "MIXERLOOP_PARENT"
 """The id of the parent process, with which this process ends."""
 PARENT_DEATH_SIGNAL = 1  # of Linux's prctl
+GROUPS = Path("/sys/fs/cgroup")
 
 
 def settle() -> None:
@@ -67,12 +70,50 @@ def end_with_parent() -> None:
 
 
 def free_bytes() -> int | None:
-    """Memory that new work can take without swapping; None where the system does not say."""
-    path = Path("/proc/meminfo")
-    if not path.exists():
+    """Memory that new work can take without swapping; None where the system does not say.
+
+    Limits of a container or batch system (cgroups) and of the shell (`ulimit -v`) count as well.
+    """
+    left = [_available_bytes(), _bytes_left_by_limits(), *_bytes_left_by_groups()]
+    return min((max(0, num_bytes) for num_bytes in left if num_bytes is not None), default=None)
+
+
+def _available_bytes() -> int | None:
+    found = _number(Path("/proc/meminfo"), r"^MemAvailable:\s*(\d+) kB$")
+    return None if found is None else found * 1024
+
+
+def _bytes_left_by_limits() -> int | None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    used = _number(Path("/proc/self/statm"), r"^(\d+) ")
+    if limit == resource.RLIM_INFINITY or used is None:
         return None
-    available = re.search(r"^MemAvailable:\s*(\d+) kB$", path.read_text(), re.MULTILINE)
-    return int(available[1]) * 1024 if available else None
+    return limit - used * resource.getpagesize()
+
+
+def _bytes_left_by_groups() -> Iterator[int]:
+    """What each group that this process is in may still take, without its page cache."""
+    named = Path("/proc/self/cgroup")
+    own = re.search(r"^0::/(.*)$", named.read_text(), re.MULTILINE) if named.exists() else None
+    if own is None:
+        return
+    group = GROUPS / own[1]
+    for folder in (group, *group.parents):
+        limit = _number(folder / "memory.max", r"^(\d+)$")
+        used = _number(folder / "memory.current", r"^(\d+)$")
+        if limit is not None and used is not None:
+            yield limit - used + (_number(folder / "memory.stat", r"^inactive_file (\d+)$") or 0)
+        if folder == GROUPS:
+            return
+
+
+def _number(path: Path, pattern: str) -> int | None:
+    """The number in a file of the system; None if there is no such file, or nothing fits."""
+    try:
+        found = re.search(pattern, path.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return None if found is None else int(found[1])
 
 
 def num_cores() -> int:

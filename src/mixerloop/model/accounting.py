@@ -210,7 +210,10 @@ def _activation_bytes_per_token(config: ModelConfig, mixer: str, ffn: str) -> di
         ffn=(ffn,),
         options={mixer: config.options[mixer], ffn: config.options[ffn]},
     )
-    model = fresh_model(single, seed=0, form="torch")
+    try:
+        model = fresh_model(single, seed=0, form="torch")
+    except ValueError as error:
+        raise ValueError(f"a single layer is run to measure its activations: {error}") from None
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     return {
         occurrence.sublayer: round(_kept_bytes(model, occurrence, weights) / PROBE_TOKENS)

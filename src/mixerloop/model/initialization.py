@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mixerloop.config import FormChoice, InitRule, ModelConfig, check_seed
 from mixerloop.draws import Draws
 from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.model.memory import check_fits_memory, sizes_text
 from mixerloop.model.sublayer import WEIGHT_STD
 from mixerloop.parsing import one_of
 from mixerloop.schedule import BLOCK, Schedule, Sublayer, num_passes_of
@@ -32,7 +33,9 @@ def fresh_model(
     form: FormChoice = "auto",
 ) -> LoopedLM:
     """A float32 model on the CPU with weights drawn under `seed`."""
-    model = meta_model(config, form=form).to_empty(device="cpu")
+    model = meta_model(config, form=form)
+    check_fits_memory(model)
+    model = model.to_empty(device="cpu")
     initialize(model, seed=seed, rule=rule)
     return model
 
@@ -40,7 +43,12 @@ def fresh_model(
 def meta_model(config: ModelConfig, *, form: FormChoice = "auto") -> LoopedLM:
     """A model with shapes and no memory: for counting, and to be filled."""
     with torch.device("meta"):
-        return LoopedLM(config, form=form)
+        try:
+            return LoopedLM(config, form=form)
+        except RuntimeError as error:
+            if "overflow" not in str(error):
+                raise
+    raise ValueError(f"{sizes_text(config)}: a tensor would have more bytes than can be counted")
 
 
 @torch.no_grad()

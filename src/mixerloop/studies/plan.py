@@ -10,6 +10,7 @@ from pathlib import Path
 from mixerloop import config as configs
 from mixerloop.config import BUDGETS, ComputeDtypeChoice, ModelConfig, RunConfig
 from mixerloop.files import write_sealed
+from mixerloop.kinds import MOST_LAYERS
 from mixerloop.measures import MEASURES
 from mixerloop.model.accounting import account_model, training_flops_per_token
 from mixerloop.model.initialization import meta_model
@@ -282,7 +283,8 @@ def _deepened(
     wanted = flops(other)
     nearest = config
     period = math.lcm(len(config.model.mixer), len(config.model.ffn))
-    for num_layers in range(period, 64 * config.model.num_layers, period):
+    most = min(64 * config.model.num_layers, MOST_LAYERS + 1)
+    for num_layers in range(period, most, period):
         model = dataclasses.replace(config.model, num_layers=num_layers)
         candidate = dataclasses.replace(config, model=model)
         if abs(flops(candidate) - wanted) < abs(flops(nearest) - wanted):
