@@ -3,15 +3,19 @@
 The command line is such a process, and so is the process of a study's cell.
 """
 
+import errno
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 from mixerloop import machine, start
+from mixerloop.files import readable_size
 from mixerloop.messages import one_line
 
 TRACEBACK = "MIXERLOOP_TRACEBACK"
@@ -158,12 +162,19 @@ def _is_importing(frame: FrameType | None) -> bool:
     return False
 
 
+def _free_space(number: int | None, where: str) -> str:
+    if number not in (errno.ENOSPC, errno.EDQUOT) or where in (start.STDOUT, start.STDERR):
+        return ""
+    folder = next((one for one in Path(where).absolute().parents if one.is_dir()), Path("/"))
+    return f"; {readable_size(shutil.disk_usage(folder).free)} are free"
+
+
 def _problem(error: Exception) -> str | None:
     """What is wrong with the input or the machine; None for an error that only we can make."""
     if isinstance(error, OSError) and error.strerror is not None:
         named = error.filename if error.filename2 is None else error.filename2
         where = "reading or writing a file" if named is None else os.fsdecode(named)
-        return f"{where}: {error.strerror}"
+        return f"{where}: {error.strerror}{_free_space(error.errno, where)}"
     if isinstance(error, ValueError | OSError | FloatingPointError):
         return str(error)
     said = str(error)

@@ -59,7 +59,8 @@ def import_run(
         raise ValueError(f"{folder}: no {CONFIG}, so not a folder of transformers")
     model, config = read_exported(folder, schedule=schedule, ignore=ignore_keys)
     own = folder / runs.TOKENIZER
-    pieces = Path(tokenizer) if tokenizer is not None else own if own.is_file() else None
+    has_own = own.exists() or own.is_symlink()
+    pieces = Path(tokenizer) if tokenizer is not None else own if has_own else None
     if pieces is not None:
         check_fits(pieces, Tokenizer(pieces).vocab_size, config.model.vocab_size)
     imported = exported_config(folder)

@@ -12,7 +12,17 @@ from torch import Tensor
 
 from mixerloop import runs
 from mixerloop.config import FormChoice, ModelConfig, RunConfig
-from mixerloop.files import json_text, new_folder, read_json, write_file
+from mixerloop.files import (
+    CONTENTS,
+    check_space,
+    json_text,
+    naming,
+    new_folder,
+    read_json,
+    seal_folder,
+    sealed_files,
+    write_file,
+)
 from mixerloop.interop.layout import (
     HEAD,
     LOOPED,
@@ -34,8 +44,30 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
 def is_exported(path: Path) -> bool:
-    """Whether a folder has the format of `transformers`, and is not a run."""
-    return (path / CONFIG).is_file() and not (path / runs.CONFIG).exists()
+    """Whether a folder has the format of `transformers`, and is not a run or a checkpoint.
+
+    A sealed folder of which `config.json` was lost counts, so that the error names the lost file.
+    """
+    if not path.is_dir() or (path / runs.CONFIG).exists():
+        return False
+    return _is_there(path / CONFIG) or (_is_there(path / CONTENTS) and _is_there(path / WEIGHTS))
+
+
+def _is_there(path: Path) -> bool:
+    return path.exists() or path.is_symlink()
+
+
+def check_export(folder: Path) -> None:
+    """Raise if a file that `export` has written is changed or missing.
+
+    A released folder has no seal. Files that were added to an exported folder are not checked.
+    """
+    if not _is_there(folder / CONTENTS):
+        return
+    for file in sealed_files(folder).values():
+        if not file.path.is_file():
+            raise ValueError(f"{file.path}: missing from the exported folder; export the run again")
+        file.check()
 
 
 def export(
@@ -59,12 +91,17 @@ def export(
     for key, number in _special_tokens(tokenizer).items():
         if facts.get(key) is None and (like is None or key in like or number is not None):
             facts[key] = number
-    with new_folder(folder) as making:
-        save_file(tensors, making / WEIGHTS, metadata={"format": "pt"})
+    with naming(folder), new_folder(folder) as making:
+        check_space(making.parent, sum(tensor.nbytes for tensor in tensors.values()))
+        try:
+            save_file(tensors, making / WEIGHTS, metadata={"format": "pt"})
+        except SafetensorError as error:  # its own kind even for a full disk
+            raise ValueError(f"{folder / WEIGHTS}: cannot be written: {one_line(error)}") from None
         write_file(making / CONFIG, json_text(facts))
         if tokenizer is not None:
             write_file(making / runs.TOKENIZER, tokenizer.read_bytes())
             write_tokenizer(making)
+        seal_folder(making)
     return kind
 
 
@@ -94,6 +131,7 @@ def exported_model(
     folder: Path, *, schedule: str | None = None, ignore: Collection[str] = ()
 ) -> ModelConfig:
     """Sizes and schedule of a folder's model, without its weights."""
+    check_export(folder)
     try:
         return model_config(
             exported_config(folder),

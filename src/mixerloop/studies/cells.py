@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from mixerloop import config as configs
 from mixerloop import runs
@@ -18,16 +18,17 @@ from mixerloop.benchmarking.text import prefill_line
 from mixerloop.data.preparation import parse_preparation
 from mixerloop.evaluation.comparison import compare_runs
 from mixerloop.files import (
+    SEAL,
     is_locked,
-    json_text,
     locked,
     read_json,
+    read_sealed,
     remove_leftovers,
     write_file,
     write_sealed,
 )
 from mixerloop.measures import MEASURES
-from mixerloop.parsing import one_line
+from mixerloop.parsing import from_dict, one_line
 from mixerloop.program import is_stopping
 from mixerloop.progress_line import preparing_progress, says_how_to_resume, to_stderr
 from mixerloop.provenance import now
@@ -56,9 +57,30 @@ State = Literal["done", "failed", "running", "begun", "waiting"]
 
 MANIFEST = "manifest.json"
 MADE_OF = "made_of.json"
+PREPARE = "prepare"
 YOURS = {CORPUS: "--corpus", TOKENIZER: "--tokenizer"}
 WAIT_SECONDS = 2.0
 COMPARISON_SEED = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CellRecord:
+    """The content of cell.json."""
+
+    state: State
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MadeOf:
+    """The content of made_of.json: the arguments and the files that data was prepared from."""
+
+    lists: dict[str, tuple[str, ...]]
+
+    def __post_init__(self) -> None:
+        for key in (PREPARE, *YOURS, HELD_OUT):
+            if key not in self.lists:
+                raise ValueError(f"{key} is missing")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +98,14 @@ class CellState:
 def state_of(folder: Path, name: str, measure: Sequence[str]) -> CellState:
     """The state of a cell in a study's folder; reads files and changes none."""
     record, run = record_of(folder, name), folder / name
-    written = read_json(record / STATE) if (record / STATE).is_file() else {}
+    written = _read_record(_CellRecord, record / STATE) or _CellRecord(state="waiting")
     state: State = "waiting"
     error: str | None = None
     if is_locked(record):
         state = "running"
-    elif written.get("state") == "failed":
-        state, error = "failed", written.get("error")
-    elif written.get("state") == "done" and not _missing(run, measure):
+    elif written.state == "failed":
+        state, error = "failed", written.error
+    elif written.state == "done" and not _missing(run, measure):
         state = "done"
     if not (run / runs.PROVENANCE).is_file():
         return CellState(state=state, error=error)
@@ -104,19 +126,19 @@ def is_done(plan: Plan, cell: Cell) -> bool:
 
 def _check_made_of(plan: Plan, part: PartSettings, given: dict[str, Sequence[Path]]) -> None:
     """Reject data that was prepared with other arguments, or from other files than named now."""
-    path = _data_record(plan, part) / MADE_OF
-    if not path.is_file():
+    record = _read_record(_MadeOf, _data_record(plan, part) / MADE_OF, field="lists")
+    if record is None:
         return
-    before = read_json(path)
+    before = record.lists
     data = plan.data(part.name)
-    if before["prepare"] != list(part.prepare):
-        old, new = (" ".join(words) for words in (before["prepare"], part.prepare))
+    if before[PREPARE] != part.prepare:
+        old, new = (" ".join(words) for words in (before[PREPARE], part.prepare))
         raise ValueError(
             f"{data}: was made with {old}, and the study now says {new}; choose another folder, "
             "or remove it"
         )
     for word, files in given.items():
-        named = [str(file.resolve()) for file in files]
+        named = tuple(str(file.resolve()) for file in files)
         if word in part.prepare and named and named != before[word]:
             old = ", ".join(before[word]) or "none"
             raise ValueError(f"{data}: was made of other files ({old}); choose another folder")
@@ -150,8 +172,8 @@ def prepare_data(plan: Plan, part: PartSettings, given: dict[str, Sequence[Path]
                 time.sleep(WAIT_SECONDS)
             elif not (data / MANIFEST).is_file():
                 files = {word: [str(file.resolve()) for file in given[word]] for word in given}
-                made_of = {"prepare": list(part.prepare), **files}
-                write_file(record / MADE_OF, json_text(made_of))
+                made_of = {PREPARE: list(part.prepare), **files}
+                write_sealed(record / MADE_OF, made_of)
                 with _log(record, f"data prepare {' '.join(words)} --out {data}"):
                     with says_how_to_resume():
                         prepared = preparation.prepare(data, progress=preparing_progress())
@@ -191,8 +213,8 @@ def run_cell(plan: Plan, cell: Cell, say: Say) -> bool:
         except Exception as error:
             if is_stopping():
                 raise
-            write_file(record / ERROR, traceback.format_exc())
             _write_state(record, "failed", error=one_line(error))
+            write_file(record / ERROR, traceback.format_exc())
             raise
         _write_state(record, "done")
     return True
@@ -275,7 +297,29 @@ def _lock(record: Path) -> Iterator[bool]:
 
 
 def _write_state(record: Path, state: State, *, error: str | None = None) -> None:
-    write_file(record / STATE, json_text({"state": state, "error": error}))
+    write_sealed(record / STATE, asdict(_CellRecord(state=state, error=error)))
+
+
+R = TypeVar("R")
+
+
+def _read_record(cls: type[R], path: Path, *, field: str | None = None) -> R | None:
+    """A file of a cell's record, read strictly; None if there is no such file.
+
+    With `field`, the whole content of the file is the value of this field.
+    """
+    if not path.exists() and not path.is_symlink():
+        return None
+    written = read_json(path)
+    try:
+        if not isinstance(written, dict):
+            raise ValueError("not an object")
+        if SEAL in written:  # version 0.1.0 wrote none
+            written = read_sealed(path)
+        return from_dict(cls, written if field is None else {field: written})
+    except ValueError as error:
+        said = str(error).removeprefix(f"{path}: ")
+        raise ValueError(f"{path}: {said}; remove this file to run its cell again") from None
 
 
 @contextlib.contextmanager
