@@ -10,7 +10,7 @@ import torch
 from mixerloop import runs
 from mixerloop.config import ComputeDtype, Form
 from mixerloop.data.tokenizer import TextStream, Tokenizer
-from mixerloop.model.generation import Sampling
+from mixerloop.model.generation import Sampling, check_max_tokens
 from mixerloop.model.generation import generate as generate_tokens
 from mixerloop.notation import notation
 from mixerloop.subject import Subject
@@ -57,8 +57,7 @@ def generate(
     The text ends before any of the texts of `stop`. `show` is called with text while it is
     generated, or with token ids if the subject has no tokenizer.
     """
-    if max_tokens < 1:
-        raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
+    check_max_tokens(max_tokens)
     if "" in stop:
         raise ValueError("stop needs some text to stop at")
     path = subject.folder / runs.TOKENIZER

@@ -5,6 +5,7 @@ from typing import Any
 
 from mixerloop import machine
 from mixerloop.config import PRESETS, ComputeDtype, FormChoice, ModelConfig, preset
+from mixerloop.files import readable_size
 from mixerloop.interop.loading import load_any
 from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.provenance import collect_provenance
@@ -18,6 +19,16 @@ def config_of(size: str) -> ModelConfig:
     if size in PRESETS or not Path(size).exists():
         return preset(size)
     return load_any(Path(size), form="torch").config.model
+
+
+def check_tokens_fit(config: ModelConfig, tokens: int, *, residuals: int, what: str) -> None:
+    """Raise if the residuals of so many tokens need more memory than there is: a lower bound."""
+    free, num_bytes = machine.free_bytes(), 4 * residuals * config.d_model * tokens
+    if free is not None and num_bytes > free:
+        raise ValueError(
+            f"{what}: {tokens:,} tokens need {readable_size(num_bytes)} of memory at least, and "
+            f"{readable_size(free)} are free"
+        )
 
 
 def provenance_of(

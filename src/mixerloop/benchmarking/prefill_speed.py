@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mixerloop import machine
-from mixerloop.benchmarking.conditions import config_of, provenance_of
+from mixerloop.benchmarking.conditions import check_tokens_fit, config_of, provenance_of
 from mixerloop.benchmarking.measure import Quartiles, check_close, interleaved
 from mixerloop.benchmarking.settings import PrefillSettings
 from mixerloop.config import ComputeDtype, ModelConfig
@@ -64,6 +64,10 @@ def bench_prefill(
     machine.keep_freed_memory()
     configs = {size: config_of(size) for size in settings.sizes}
     device = find_device(settings.device, option="device")
+    for config in configs.values() if device.type == "cpu" else ():
+        most = max(settings.batches)
+        what = f"batches = {most:,}, length = {settings.length:,}"
+        check_tokens_fit(config, most * settings.length, residuals=2, what=what)
     neighbours = machine.Neighbours()
     cases = []
     for size, config in configs.items():

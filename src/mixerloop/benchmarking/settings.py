@@ -13,6 +13,8 @@ from mixerloop import paper
 from mixerloop.config import ComputeDtype, ComputeDtypeChoice, Device, FormChoice
 from mixerloop.parsing import one_of, suggest
 
+MOST = 1_000_000
+"""The largest number of a setting: a slip should not start a benchmark that never ends."""
 OPERATOR_SHAPES = ("15m", "110m", "long")
 
 
@@ -124,8 +126,19 @@ class TransportSettings:
     """Timed calls of each engine."""
 
     def check(self) -> None:
-        """Reject numbers below 1 and empty lists, which leave nothing to time."""
-        _check_positive(windows=self.windows, repeats=self.repeats)
+        """Reject numbers below 1, and positions that a window has no room for."""
+        _check_positive(
+            windows=self.windows,
+            positions=self.positions,
+            context=self.context,
+            repeats=self.repeats,
+        )
+        room = self.context - 1 - self.context // 2
+        if self.positions > room:
+            raise ValueError(
+                f"positions: {self.positions} do not fit the second half of a context of "
+                f"{self.context} tokens, which has room for {room}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +166,7 @@ class CoreSettings:
 
     def check(self) -> None:
         """Reject numbers below 1 and empty lists, which leave nothing to time."""
-        _check_positive(examples=self.examples, repeats=self.repeats)
+        _check_positive(examples=self.examples, context=self.context, repeats=self.repeats)
         if self.threads is not None:
             _check_positive(threads=self.threads)
 
@@ -162,6 +175,8 @@ def _check_positive(**numbers: int) -> None:
     for name, value in numbers.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+        if value > MOST:
+            raise ValueError(f"{name} must be at most {MOST:,}, got {value}")
 
 
 def _check_some(kind: str, given: Sequence[object]) -> None:

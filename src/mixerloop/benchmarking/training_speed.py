@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mixerloop import machine
-from mixerloop.benchmarking.conditions import config_of, provenance_of
+from mixerloop.benchmarking.conditions import check_tokens_fit, config_of, provenance_of
 from mixerloop.benchmarking.measure import Quartiles, interleaved
 from mixerloop.benchmarking.settings import TrainSettings
 from mixerloop.config import ComputeDtype, FormChoice, ModelConfig
@@ -72,8 +72,9 @@ def bench_train(
     machine.keep_freed_memory()
     form = one_of(FormChoice, settings.form, "form")
     config = config_of(settings.size)
-    for loop in settings.loops:
-        resolve(loop, config.num_layers)
+    most = max(len(resolve(loop, config.num_layers)) for loop in settings.loops)
+    what = f"batch = {settings.batch:,}, length = {settings.length:,}"
+    check_tokens_fit(config, settings.batch * settings.length, residuals=most, what=what)
     compute_dtype = choose_compute_dtype(settings.compute_dtype, "cpu")
     neighbours = machine.Neighbours()
     cases = []

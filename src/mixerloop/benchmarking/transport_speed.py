@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from mixerloop import machine
-from mixerloop.benchmarking.conditions import config_of, provenance_of
+from mixerloop.benchmarking.conditions import check_tokens_fit, config_of, provenance_of
 from mixerloop.benchmarking.measure import Quartiles, interleaved
 from mixerloop.benchmarking.settings import TransportSettings
 from mixerloop.config import ModelConfig
@@ -69,6 +69,9 @@ def bench_transport(settings: TransportSettings | None = None) -> TransportBench
     machine.keep_freed_memory()
     config = config_of(settings.size)
     resolve(settings.schedule, config.num_layers)
+    what = f"windows = {settings.windows:,}, context = {settings.context:,}"
+    tokens = settings.windows * settings.context
+    check_tokens_fit(config, tokens, residuals=1, what=what)
     neighbours = machine.Neighbours()
     figures = measure_transport(
         settings.size,

@@ -5,12 +5,14 @@ frame here, and an unknown word is named together with the nearest name in the p
 """
 
 import contextlib
+import dataclasses
 import difflib
 import io
 import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import tyro
@@ -23,6 +25,8 @@ COLUMNS, WIDE = "COLUMNS", "100000"
 """The width of a frame whose text is read: at 80 columns long words would be cut."""
 REJECTED = 2
 """The code with which the parser exits after an error."""
+MAY_BE_EMPTY = ("prompt", "stop", "schedule")
+"""Options of text whose own checks know what empty text means."""
 RULE = re.compile(r"\s*-{5,}\s*")
 """A line between two sections of a frame."""
 OPTION = re.compile(r"^\s*(?:-\w, )?(--[\w.-]+)", re.MULTILINE)
@@ -58,7 +62,22 @@ def parse(verbs: Any, arguments: Sequence[str], *, about: str | None) -> Any:
             raise
         raise ValueError(_problem(verbs, arguments)) from None
     sys.stderr.write(said.getvalue())
+    if any(word == "" or word.endswith("=") for word in arguments):
+        _check_not_empty(parsed)
     return parsed
+
+
+def _check_not_empty(options: Any) -> None:
+    """Reject empty text for an option that names something; as a path it would be this folder."""
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if dataclasses.is_dataclass(value):
+            _check_not_empty(value)
+            continue
+        values = value if isinstance(value, list | tuple) else (value,)
+        if field.name not in MAY_BE_EMPTY and any(one in ("", Path()) for one in values):
+            name = "run" if field.name == "run_path" else field.name.rstrip("_")
+            raise ValueError(f"{name.replace('__', '.').replace('_', '-')}: is empty")
 
 
 def _parse(verbs: Any, arguments: Sequence[str], about: str | None = None) -> Any:

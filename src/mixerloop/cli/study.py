@@ -77,11 +77,12 @@ class Study:
             held_out=self.held_out,
             tokenizer=self.tokenizer,
         )
-        if (report := outcome.report) is not None:
-            if self.json:
-                print(json_text(report.to_json()), end="")
-            else:
-                print(*report.findings, f"report: {report.page}", sep="\n")
+        report = outcome.report
+        if self.json:
+            facts = {"folder": str(outcome.folder), "failed": list(outcome.failed)}
+            print(json_text(facts if report is None else report.to_json()), end="")
+        elif report is not None:
+            print(*report.findings, f"report: {report.page}", sep="\n")
         if outcome.failed:
             print(f"failed: {', '.join(outcome.failed)}; start again to retry")
             sys.exit(1)
@@ -91,7 +92,7 @@ def _numbers(cells: str | None) -> list[int] | None:
     if cells is None:
         return None
     words = [word.strip() for word in cells.split(",")]
-    if not all(word.isdecimal() for word in words):
+    if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
         raise ValueError(f"--cells {cells}: cells are numbers, such as 3,7")
     return [int(word) for word in words]
 

@@ -14,6 +14,8 @@ from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.ops.precision import compute_in
 from mixerloop.schedule import Schedule
 
+MOST_TOKENS = 10**9
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -36,6 +38,14 @@ class Sampling:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
 
 
+def check_max_tokens(max_tokens: int) -> None:
+    """Reject a number of tokens that nobody can wait for."""
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
+    if max_tokens > MOST_TOKENS:
+        raise ValueError(f"max_tokens must be at most {MOST_TOKENS:,}, got {max_tokens}")
+
+
 @torch.inference_mode()
 def generate(
     model: LoopedLM,
@@ -52,8 +62,7 @@ def generate(
 
     `num_ids` keeps to the first ids, for a tokenizer that is smaller than the embedding.
     """
-    if max_tokens < 1:
-        raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
+    check_max_tokens(max_tokens)
     draws = Draws("sampling", check_seed(seed))
     state = start(model, batch=prompt.shape[0], schedule=schedule)
     with compute_in(compute_dtype, prompt.device.type):

@@ -32,7 +32,7 @@ from mixerloop.parsing import from_dict, one_line
 from mixerloop.program import is_stopping
 from mixerloop.progress_line import preparing_progress, says_how_to_resume, to_stderr
 from mixerloop.provenance import now
-from mixerloop.result_files import has_result
+from mixerloop.result_files import check_details, has_result, is_measured, read_result
 from mixerloop.results import encode
 from mixerloop.studies.measuring import measure_run
 from mixerloop.studies.plan import Cell, Plan
@@ -53,7 +53,7 @@ from mixerloop.training.status import status
 from mixerloop.training.trainer import open_data
 
 Say = Callable[[str], None]
-State = Literal["done", "failed", "running", "begun", "waiting"]
+State = Literal["done", "failed", "running", "begun", "waiting", "damaged"]
 
 MANIFEST = "manifest.json"
 MADE_OF = "made_of.json"
@@ -107,9 +107,13 @@ def state_of(folder: Path, name: str, measure: Sequence[str]) -> CellState:
         state, error = "failed", written.error
     elif written.state == "done" and not _missing(run, measure):
         state = "done"
+    elif (error := _damage(run, measure)) is not None:
+        state = "damaged"
     if not (run / runs.PROVENANCE).is_file():
         return CellState(state=state, error=error)
     training = status(run)
+    if training.state == "damaged" and state != "running":
+        state, error = "damaged", training.problem
     return CellState(
         state="begun" if state == "waiting" else state,
         error=error,
@@ -249,6 +253,19 @@ def _end_if_stopped(trained: Trained) -> None:
 def _missing(run: Path, measure: Sequence[str]) -> list[str]:
     results = run / runs.RESULTS
     return [name for name in measure if not has_result(results, MEASURES[name])]
+
+
+def _damage(run: Path, measure: Sequence[str]) -> str | None:
+    """What is wrong with the first result that is there and cannot be read."""
+    results = run / runs.RESULTS
+    for name in measure:
+        if is_measured(results, MEASURES[name]):
+            try:
+                read_result(results, MEASURES[name])
+                check_details(results, MEASURES[name])
+            except ValueError as error:
+                return one_line(error)
+    return None
 
 
 def run_prefill(plan: Plan, asked: PrefillSettings, say: Say) -> None:
