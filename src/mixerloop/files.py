@@ -86,7 +86,8 @@ def new_folder(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise ValueError(f"{path}: cannot be made: {error.strerror}") from None
     try:
-        yield temporary
+        with _under_final_name(temporary, path):
+            yield temporary
         try:
             temporary.rename(path)
         except FileExistsError:
@@ -96,6 +97,20 @@ def new_folder(path: Path) -> Iterator[Path]:
         _sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _under_final_name(temporary: Path, path: Path) -> Iterator[None]:
+    """Name the final path in errors, since the temporary folder is gone when they are read."""
+    try:
+        yield
+    except OSError as error:
+        name = str(error.filename or path).replace(str(temporary), str(path))
+        raise OSError(error.errno, error.strerror, name) from None
+    except ValueError as error:
+        if str(temporary) not in str(error):
+            raise
+        raise ValueError(str(error).replace(str(temporary), str(path))) from None
 
 
 def check_can_hold(folder: Path) -> None:
@@ -131,8 +146,9 @@ def remove_leftovers(folder: Path, *, of: str | None = None) -> None:
 
 
 def check_space(folder: Path, num_bytes: int) -> None:
-    """Raise if the disk of a folder has less than `num_bytes` free."""
-    free = shutil.disk_usage(folder).free
+    """Raise if the disk of a folder, which may not exist yet, has less than `num_bytes` free."""
+    existing = next(path for path in (folder, *folder.resolve().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
     if free < num_bytes:
         raise ValueError(
             f"{folder}: the disk is too full: {readable_size(num_bytes)} are to be written and "

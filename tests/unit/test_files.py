@@ -1,10 +1,19 @@
 """Files that are written without loss and sealed by hashes."""
 
+import errno
 import json
+from pathlib import Path
 
 import pytest
 
-from mixerloop.files import read_sealed, readable_size, write_sealed
+from mixerloop.files import (
+    check_space,
+    naming,
+    new_folder,
+    read_sealed,
+    readable_size,
+    write_sealed,
+)
 
 VALUE = {"name": "nll", "value": 1.25, "interval": [1.0, 1.5], "none": None, "text": "é\n"}
 
@@ -47,3 +56,30 @@ def test_json_without_a_seal_is_rejected(tmp_path, content):
 )
 def test_sizes_are_readable(num_bytes, text):
     assert readable_size(num_bytes) == text
+
+
+def test_errors_in_a_new_folder_name_the_path_that_the_user_gave(tmp_path):
+    with pytest.raises(OSError, match="No space") as full, new_folder(tmp_path / "out") as new:
+        raise OSError(errno.ENOSPC, "No space left on device", str(new / "a"))
+    assert full.value.filename == str(tmp_path / "out/a")
+    with pytest.raises(OSError, match="No space") as full, new_folder(tmp_path / "out"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert full.value.filename == str(tmp_path / "out")
+    with (
+        pytest.raises(ValueError, match=rf"^{tmp_path}/out/b: wrong$"),
+        new_folder(tmp_path / "out") as new,
+    ):
+        raise ValueError(f"{new / 'b'}: wrong")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_error_of_a_full_disk_names_the_file():
+    full = pytest.raises(OSError, match="No space left on device: '/dev/full/x'")
+    with full, naming(Path("/dev/full/x")), Path("/dev/full").open("wb", buffering=0) as file:
+        file.write(b"x")
+
+
+def test_the_space_of_a_folder_that_does_not_exist_yet_is_checked(tmp_path):
+    check_space(tmp_path / "a/b", 1)
+    with pytest.raises(ValueError, match="a/b: the disk is too full"):
+        check_space(tmp_path / "a/b", 2**60)

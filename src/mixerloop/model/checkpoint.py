@@ -54,7 +54,7 @@ def save_run(
         checkpoint.mkdir(parents=True)
         save_model(checkpoint, model, config)
         if tokenizer is not None:
-            (checkpoint / runs.TOKENIZER).write_bytes(tokenizer.read_bytes())
+            write_file(checkpoint / runs.TOKENIZER, tokenizer.read_bytes())
         if imported is not None:
             write_file(checkpoint / runs.IMPORTED, json_text(imported))
         seal_folder(checkpoint)

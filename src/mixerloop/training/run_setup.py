@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import re
 import uuid
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from mixerloop.training.memory import check_batch_fits
 from mixerloop.training.parallel import Ranks
 from mixerloop.training.position import Position
 from mixerloop.training.trainer import BYTES_PER_PARAMETER, open_data
+
+WANDB_PROJECT = r"[^\s/\\#?%:][^/\\#?%:\n]{0,127}"
+"""The names that Weights & Biases accepts."""
 
 
 def settled(config: RunConfig, *, ranks: Ranks) -> RunConfig:
@@ -67,8 +71,11 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
         flops_per_token=flops_per_token,
     )
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    try:
+        check_space(run, (train.keep_last + 1) * num_parameters * BYTES_PER_PARAMETER)
+    except ValueError as error:
+        raise ValueError(f"{error}, with train.keep_last = {train.keep_last}") from None
     with new_folder(run) as folder:
-        check_space(folder, (train.keep_last + 1) * num_parameters * BYTES_PER_PARAMETER)
         write_file(folder / runs.CONFIG, configs.dump(config))
         facts = {
             "id": uuid.uuid4().hex[:12],
@@ -118,7 +125,11 @@ def resumed_config(run: Path, *, config_file: Path | None, overrides: configs.Ta
 
 
 def _check_wandb(train: TrainConfig) -> None:
-    if train.wandb is not None and importlib.util.find_spec("wandb") is None:
+    if train.wandb is None:
+        return
+    if not re.fullmatch(WANDB_PROJECT, train.wandb):
+        raise ValueError(f"train.wandb = {train.wandb!r}: not the name of a project")
+    if importlib.util.find_spec("wandb") is None:
         raise ValueError(
             "train.wandb is set and wandb is not installed: pip install 'mixerloop[wandb]'"
         )
