@@ -14,6 +14,7 @@ import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 import needs  # noqa: E402
+from chaos.counts import Counts  # noqa: E402
 from mixerloop.config import ModelConfig  # noqa: E402
 from mixerloop.ops import native_library  # noqa: E402
 from mixerloop.training import gemm_rate  # noqa: E402
@@ -36,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if config.getoption("--full"):
             check_complete(needs.PACKAGES)
         config.pluginmanager.register(SkipReasons(needs.ALL))
+        config.pluginmanager.register(Counts())
 
 
 @pytest.fixture(autouse=True)

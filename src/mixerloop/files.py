@@ -177,9 +177,10 @@ def locked(run: Path) -> Iterator[None]:
                 owner = file.read().strip() or "another process"
                 raise ValueError(f"{run}: {owner} is writing to this run")
             time.sleep(LOCK_PATIENCE / 10)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}\n")
-        file.flush()
+        with naming(run / LOCK):
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()}\n")
+            file.flush()
         yield
 
 
