@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from chaos.damage import DAMAGES, is_possible
-from chaos.fixtures import PREPARE, TRANSPORT, Place
+from chaos.fixtures import PREPARE, QUICK, TRANSPORT, Place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,11 @@ class Reading:
     is_slow: bool = False
     """Whether a case takes more than half a second."""
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether the case and its fixtures take only a moment."""
+        return not self.is_slow and QUICK.issuperset((*self.brings, *self.damages))
+
 
 def _on_run(run: str, *brings: str) -> list[Reading]:
     """Verbs that take a run."""
@@ -39,7 +44,12 @@ def _on_run(run: str, *brings: str) -> list[Reading]:
         Reading(name=f"describe {run}", arguments=("describe", run, "--json"), **common),
         Reading(name=f"generate {run}", arguments=("generate", run, *prompt), **common),
         Reading(name=f"generate {step}", arguments=("generate", step, *prompt), **common),
-        Reading(name=f"export {run}", arguments=("export", run, "--out", "new"), **common),
+        Reading(
+            name=f"export {run}",
+            arguments=("export", run, "--out", "new"),
+            is_slow=True,  # it imports transformers
+            **common,
+        ),
         Reading(
             name=f"resume {run}",
             arguments=("train", "--resume", run),
@@ -54,7 +64,7 @@ CORE = ("evaluate", "core")
 NEW_STUDY = ("--jobs", "1")
 READINGS: tuple[Reading, ...] = (
     *_on_run("run", "data"),
-    Reading(name="runs, a table", arguments=("runs", "."), damages=("run",), lists=True),
+    Reading(name="runs, a table", arguments=("runs", "."), damages=("measured",), lists=True),
     Reading(name="nll run", arguments=(*NLL, "run", "--json"), brings=("data",), damages=("run",)),
     Reading(
         name="core run",
@@ -71,22 +81,22 @@ READINGS: tuple[Reading, ...] = (
         resumes=True,
     ),
     Reading(
-        name="compare run other",
-        arguments=("evaluate", "compare", "run", "other", "--json"),
+        name="compare measured other",
+        arguments=("evaluate", "compare", "measured", "other", "--json"),
         brings=("data", "other"),
-        damages=("run",),
+        damages=("measured",),
     ),
     Reading(
-        name="transport run",
-        arguments=("transport", "run", *TRANSPORT, "--context", "16", "--json"),
+        name="transport measured",
+        arguments=("transport", "measured", *TRANSPORT, "--context", "16", "--json"),
         brings=("data",),
-        damages=("run",),
+        damages=("measured",),
         is_slow=True,
     ),
     Reading(
-        name="report run",
-        arguments=("report", "run", "--out", "new.html"),
-        damages=("run",),
+        name="report measured",
+        arguments=("report", "measured", "--out", "new.html"),
+        damages=("measured",),
         is_slow=True,
     ),
     Reading(

@@ -127,7 +127,12 @@ def _run(place: Place) -> None:
     place.trained("text.toml", "run")
     place.verb("evaluate", "nll", "run")
     place.verb("evaluate", "core", "run", "--bundle", "bundle")
-    place.verb("transport", "run", *TRANSPORT, "--context", 16)
+
+
+def _measured(place: Place) -> None:
+    """A run that has a result of transport too."""
+    shutil.copytree(place.root / "run", place.root / "measured")
+    place.verb("transport", "measured", *TRANSPORT, "--context", 16)
 
 
 def _other(place: Place) -> None:
@@ -219,6 +224,7 @@ MAKERS: dict[str, tuple[tuple[str, ...], Callable[[Place], None]]] = {
     "archives": ((), _archives),
     "climbmix": ((), _climbmix),
     "run": (("data", "text.toml", "bundle"), _run),
+    "measured": (("run",), _measured),
     "other": (("data", "text.toml", "bundle"), _other),
     "half": (("data", "text.toml"), _half),
     "asked": (("run",), _asked),
@@ -228,6 +234,10 @@ MAKERS: dict[str, tuple[tuple[str, ...], Callable[[Place], None]]] = {
     "exported": (("run",), lambda place: place.verb("export", "run", "--out", "exported")),
 }
 """For each fixture the fixtures that it is made from, and the function that makes it."""
+
+
+QUICK = {"source", "data", "text.toml", "bundle", "run", "half", "hops", "words.model", "folder"}
+"""Fixtures that are made in a moment."""
 
 
 def copy(place: Place, names: Iterable[str], box: Path) -> None:

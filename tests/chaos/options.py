@@ -12,7 +12,7 @@ from typing import Any
 
 import tyro
 
-from chaos.fixtures import VOCAB
+from chaos.fixtures import QUICK, VOCAB
 
 VALUES = {
     "empty": "",
@@ -70,6 +70,13 @@ class Command:
     resumes: bool = False
     """Whether files that an error leaves behind are those with which the same command resumes."""
     before: Callable[[], None] | None = None
+    is_slow: bool = False
+    """Whether the command, or what it imports, takes more than half a second."""
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether the command and its fixtures take only a moment."""
+        return not self.is_slow and QUICK.issuperset(self.brings)
 
     def words(self, verb: tuple[str, ...], option: Option | None, value: str) -> tuple[str, ...]:
         """The command with a value of an option."""
@@ -103,6 +110,7 @@ _QUICK = {"--repeats": ("1",)}
 COMMANDS: dict[tuple[str, ...], Command] = {
     ("describe",): Command(positional={"size": ("run",)}, brings=("run",)),
     ("data", "prepare", "climbmix"): Command(
+        is_slow=True,
         options={
             "--from": ("climbmix",),
             "--shards": ("0",),
@@ -113,6 +121,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         brings=("climbmix", "words.model"),
     ),
     ("data", "prepare", "text"): Command(
+        is_slow=True,
         positional={"paths": ("source/train.jsonl",)},
         options={
             "--held-out-share": ("0.2",),
@@ -123,6 +132,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         brings=("source", "words.model"),
     ),
     ("data", "prepare", "stdlib"): Command(
+        is_slow=True,
         options={"--vocab-size": ("400",), "--workers": ("1",), "--out": ("new",)},
         brings=("words.model",),
         before=_small_library,
@@ -149,6 +159,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         positional={"run-paths": ("run", "other")}, brings=("run", "other")
     ),
     ("transport",): Command(
+        is_slow=True,
         positional={"run": ("run",)},
         options={
             "--windows": ("2",),
@@ -160,44 +171,52 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         brings=("run", "data"),
     ),
     ("study",): Command(
+        is_slow=True,
         positional={"what": ("study.toml",)},
         options={"--out": ("study",), "--jobs": ("1",), "--cells": ("1",)},
         brings=("study.toml", "hops.toml", "study"),
         resumes=True,
     ),
     ("report",): Command(
-        positional={"paths": ("hopsrun",)}, options={"--out": ("new.html",)}, brings=("hopsrun",)
+        is_slow=True,
+        positional={"paths": ("hopsrun",)},
+        options={"--out": ("new.html",)},
+        brings=("hopsrun",),
     ),
-    ("bench", "operator"): Command(options={"--shapes": ("15m",), **_QUICK}),
+    ("bench", "operator"): Command(is_slow=True, options={"--shapes": ("15m",), **_QUICK}),
     ("bench", "prefill"): Command(
+        is_slow=True,
         options={
             "--sizes": ("nano",),
             "--batches": ("1",),
             "--length": ("8",),
             "--warmup": ("1",),
             **_QUICK,
-        }
+        },
     ),
-    ("bench", "decode"): Command(options={"--size": ("nano",), **_QUICK}),
+    ("bench", "decode"): Command(is_slow=True, options={"--size": ("nano",), **_QUICK}),
     ("bench", "train"): Command(
+        is_slow=True,
         options={
             "--size": ("nano",),
             "--loops": ("no_loop",),
             "--batch": ("1",),
             "--length": ("16",),
             **_QUICK,
-        }
+        },
     ),
     ("bench", "transport"): Command(
+        is_slow=True,
         options={
             "--size": ("nano",),
             "--windows": ("1",),
             "--positions": ("2",),
             "--context": ("16",),
             **_QUICK,
-        }
+        },
     ),
     ("bench", "core"): Command(
+        is_slow=True,
         positional={"run": ("run",)},
         options={"--bundle": ("bundle",), "--examples": ("3",), **_QUICK},
         brings=("run", "data", "bundle"),
@@ -214,10 +233,13 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         brings=("run",),
     ),
     ("export",): Command(
-        positional={"run": ("run",)}, options={"--out": ("new",)}, brings=("run",)
+        is_slow=True, positional={"run": ("run",)}, options={"--out": ("new",)}, brings=("run",)
     ),
     ("import",): Command(
-        positional={"folder": ("exported",)}, options={"--out": ("new",)}, brings=("exported",)
+        is_slow=True,
+        positional={"folder": ("exported",)},
+        options={"--out": ("new",)},
+        brings=("exported",),
     ),
 }
 """A command of each verb that succeeds in a moment."""

@@ -275,10 +275,12 @@ def _refused(reading: Reading, damaged: Sequence[str], baseline: Baseline, seen:
     if not reading.resumes:
         broken += [f"written before the error: {path}" for path in _changed(seen)[:1]]
     else:
-        for path in damaged:
-            if seen.before.get(path) != seen.after.get(path):
-                broken.append(f"damaged file changed before the error: {path}")
-                break
+        changed = [path for path in _changed(seen) if path in damaged]
+        broken += [
+            f"damaged file changed before the error: {path}"
+            for path in changed
+            if not (VOLATILE_FILES.search(path) and path in baseline.written)
+        ][:1]
     return broken
 
 

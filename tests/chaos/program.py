@@ -11,7 +11,6 @@ import gc
 import importlib
 import importlib.util
 import os
-import pkgutil
 import resource
 import signal
 import sys
@@ -28,16 +27,15 @@ from mixerloop import machine
 
 LAZY = (
     *("torch.utils.tensorboard", "tensorboard.summary.writer.event_file_writer"),
-    *("altair", "vl_convert", "sentencepiece", "pyarrow.parquet", "zipfile", "tarfile", "yaml"),
-    *("jinja2", "zstandard", "torch.distributed", "torch.nn.parallel", "torch._dynamo"),
-    *("rich.table", "transformers", "tokenizers"),
+    *("sentencepiece", "zipfile", "tarfile", "yaml", "rich.table", "torch._dynamo"),
 )
-"""What verbs import when they run."""
-NEVER_IMPORTED = (
-    *("mixerloop.__main__", "mixerloop.studies.on_ray", "mixerloop.interop.lm_eval"),
-    *("mixerloop.interop.hf", "mixerloop.ops._native"),
-)
-"""Modules that start the program, need an optional package, or are not written in Python."""
+"""Packages that verbs import when they run."""
+LAZY_SLOW = ("altair", "vl_convert", "pyarrow.parquet", "jinja2", "transformers", "tokenizers")
+"""Packages that only slow verbs import."""
+OWN_PROCESS = ("mixerloop.__main__", "mixerloop.studies.on_ray", "mixerloop.interop.lm_eval")
+"""Modules that start the program, or need a package that no case needs."""
+OWN_SLOW = ("mixerloop.interop.hf", "mixerloop.benchmarking", "mixerloop.reports")
+"""Modules that only slow verbs import."""
 
 CPU_SECONDS, WALL_SECONDS = 20, 60
 """A child hangs if it uses more processor time or takes longer than this.
@@ -65,19 +63,14 @@ class Ended:
     """Whether processes that the verb started outlived it."""
 
 
-def preload() -> None:
-    """Import what verbs import, without starting a thread."""
+def preload(*, quick: bool) -> None:
+    """Import what verbs import, without starting a thread; `quick` is for quick verbs only."""
     os.environ[machine.NUM_THREADS] = "1"
     machine.settle()
     import torch
 
-    import mixerloop
-
     torch.set_num_threads(1)
-    for module in pkgutil.walk_packages(mixerloop.__path__, "mixerloop."):
-        if module.name not in NEVER_IMPORTED:
-            importlib.import_module(module.name)
-    for name in LAZY:
+    for name in (*_own_modules(quick=quick), *LAZY, *(() if quick else LAZY_SLOW)):
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             importlib.import_module(name)
     from mixerloop.training import gemm_rate
@@ -86,6 +79,20 @@ def preload() -> None:
     assert threading.active_count() == 1, threading.enumerate()
     gc.collect()
     gc.freeze()
+
+
+def _own_modules(*, quick: bool) -> list[str]:
+    """The modules of the program that verbs import."""
+    root = Path(machine.__file__).parent
+    names = [
+        ".".join(("mixerloop", *path.relative_to(root).with_suffix("").parts))
+        for path in sorted(root.rglob("*.py"))
+        if path.name != "__init__.py"
+    ]
+    without = OWN_PROCESS + (OWN_SLOW if quick else ())
+    if importlib.util.find_spec("transformers") is None:
+        without += ("mixerloop.interop.hf",)
+    return [name for name in names if not name.startswith(without)]
 
 
 def obey_permissions() -> bool:

@@ -101,6 +101,7 @@ def _work(
             while content := os.read(indices, INDEX.size):
                 (index,) = INDEX.unpack(content)
                 results.write(json.dumps([index, function(items[index], box)]) + "\n")
+                results.flush()
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -193,16 +194,25 @@ def baselines_of(
 
 
 def run_files(
-    place: fixtures.Place, cases: Sequence[FileCase], scratch: Path, *, seed: int, workers: int
+    place: fixtures.Place,
+    cases: Sequence[FileCase],
+    scratch: Path,
+    *,
+    seed: int,
+    workers: int,
+    twice: bool,
 ) -> Tally:
-    """Damage files, run verbs, and judge them."""
+    """Damage files, run verbs, and judge them.
+
+    With `twice` the undamaged cases are run again: they must be the same.
+    """
     began = time.monotonic()
     readings = {case.reading.name: case.reading for case in cases}
     commands = [Command.of_reading(reading) for reading in readings.values()]
     baselines = baselines_of(place, commands, scratch, workers=workers)
 
     def judged(case: FileCase | Command, box: Path) -> Outcome:
-        if isinstance(case, Command):  # the undamaged case again, which must be the same
+        if isinstance(case, Command):
             seen, _ = seen_of(place, case, box)
             verdict = oracle.judge(readings[case.name], [], baselines[case.name], seen)
             return verdict.broken, verdict.rule, seen.ended.seconds
@@ -215,7 +225,7 @@ def run_files(
         return verdict.broken, verdict.rule, seen.ended.seconds
 
     tally = Tally()
-    items = [*commands, *cases]
+    items = [*(commands if twice else ()), *cases]
     for case, outcome in zip(
         items, side_by_side(judged, items, scratch, workers=workers), strict=True
     ):
@@ -285,7 +295,7 @@ def main() -> int:
     parser.add_argument("--place", type=Path, help="keep the fixtures here, and use them again")
     parser.add_argument("--json", type=Path, help="write the tally to this file")
     options = parser.parse_args()
-    program.preload()
+    program.preload(quick=options.quick)
     obeys = program.obey_permissions()
     shared_memory = Path("/dev/shm")
     base = shared_memory if os.access(shared_memory, os.W_OK) else None
@@ -304,10 +314,9 @@ def _run(
     options: argparse.Namespace, place: fixtures.Place, scratch: Path, *, obeys: bool
 ) -> Tally:
     if options.what == "options":
-        return run_options(
-            place, _chosen(option_cases(), options), scratch, workers=options.workers
-        )
-    readings = [reading for reading in READINGS if not (options.quick and reading.is_slow)]
+        strange = [case for case in option_cases() if case.command.is_quick or not options.quick]
+        return run_options(place, _chosen(strange, options), scratch, workers=options.workers)
+    readings = [reading for reading in READINGS if reading.is_quick or not options.quick]
     if options.only:
         readings = [reading for reading in readings if options.only.startswith(reading.name)]
     cases = file_cases(place, readings)
@@ -317,7 +326,14 @@ def _run(
         excluded["root ignores permissions on this system"] = len(cases) - len(kept)
         cases = kept
     cases = _chosen(cases, options)
-    tally = run_files(place, cases, scratch, seed=options.seed, workers=options.workers)
+    tally = run_files(
+        place,
+        cases,
+        scratch,
+        seed=options.seed,
+        workers=options.workers,
+        twice=not options.quick,
+    )
     tally.excluded = excluded
     return tally
 
