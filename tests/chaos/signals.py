@@ -8,6 +8,8 @@ python -m chaos.signals --verbs train core --only 17   # one case again, by its 
 """
 
 import argparse
+import contextlib
+import os
 import random
 import shutil
 import signal
@@ -24,9 +26,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from chaos.signals_hook import SITE, VARIABLE, Hook
-from chaos.signals_server import COMMAND, PATIENCE, Server, Started, environment
+from chaos.signals_server import COMMAND, PATIENCE, POLL_SECONDS, Server, Started, environment
 from chaos.signals_verbs import (
     BY_NAME,
+    TORCHRUN,
     VERBS,
     Materials,
     Verb,
@@ -41,6 +44,10 @@ from mixerloop.files import check_seal
 T = TypeVar("T")
 INT, TERM, HUP, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL
 STOPS = (INT, TERM, HUP)
+LAUNCHER = (
+    *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+    *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "mixerloop"),
+)
 SAID = 2
 """Lines that a stopped verb may add to what it writes to stderr undisturbed."""
 UGLY = ("Traceback", "Exception ignored", "Fatal Python error", "core dumped", "Warning:")
@@ -59,11 +66,15 @@ class Case:
     verb: Verb
     signals: tuple[signal.Signals, ...]
     events: tuple[int, ...] = ()
-    """File operations before each signal; nothing where the moment is a time."""
+    """The file operation of each signal, from 0; nothing where the moment is a time."""
+    after: bool = False
+    """Whether signals are sent right after an operation has returned, not just before it."""
     share: float | None = None
     """The moment as a share of the seconds that the undisturbed verb takes."""
     imports: int | None = None
     """Imports before the signal, in a real process."""
+    step: int | None = None
+    """The step of a run under torchrun at which the signal is sent."""
     whole_group: bool = False
     """Whether all processes of the verb get the signal, as from a terminal."""
     ignored: bool = False
@@ -72,13 +83,16 @@ class Case:
     def __str__(self) -> str:
         names = "+".join(number.name for number in self.signals)
         if self.imports is not None:
-            moment = f"import {self.imports} of a new process"
+            moment = f"at import {self.imports} of a new process"
+        elif self.step is not None:
+            moment = f"at step {self.step}"
         elif self.share is not None:
-            moment = f"{self.share:.3f} of its time"
+            moment = f"at {self.share:.3f} of its time"
         else:
-            moment = "file operation " + " and ".join(map(str, self.events))
+            side = "after" if self.after else "before"
+            moment = f"{side} file operation {' and '.join(map(str, self.events))}"
         more = ", to all its processes" if self.whole_group else ""
-        return f"{self.verb.name}: {names}{', ignored,' if self.ignored else ''} at {moment}{more}"
+        return f"{self.verb.name}: {names}{', ignored,' if self.ignored else ''} {moment}{more}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,19 +187,28 @@ class Arena:
         (folder / "sitecustomize.py").write_text(SITE)
         return folder
 
-    def real_process(self, verb: Verb, place: Path, hook: Hook) -> subprocess.Popen[bytes]:
-        """Start a verb as a user does."""
+    def real_process(
+        self,
+        verb: Verb,
+        place: Path,
+        *,
+        hook: Hook | None = None,
+        launcher: Sequence[str] = COMMAND,
+    ) -> subprocess.Popen[bytes]:
+        """Start a verb as a user does, in a process group of its own."""
         output = self.output(place)
         output.mkdir(parents=True, exist_ok=True)
-        variables = {"PYTHONPATH": str(self.site), VARIABLE: hook.to_json()}
+        hooked = {"PYTHONPATH": str(self.site)}
+        variables = {} if hook is None else hooked | {VARIABLE: hook.to_json()}
         with (output / "stdout").open("wb") as stdout, (output / "stderr").open("wb") as stderr:
             return subprocess.Popen(
-                [*COMMAND, *verb.command(place)],
+                [*launcher, *verb.command(place)],
                 cwd=place,
                 env=environment(place) | variables,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
+                start_new_session=True,
             )
 
 
@@ -195,10 +218,16 @@ def cases(arena: Arena, verbs: Sequence[Verb], *, per_verb: int, seed: int) -> I
         draws = random.Random(f"{seed}/{verb.name}")
         events = arena.undisturbed(verb).events
         order = draws.sample((INT, TERM, HUP, KILL), 4)
-        for number in range(max(2, per_verb // verb.cost)):
+        total = max(2, per_verb // verb.cost)
+        for number in range(total):
             sent = order[number % 4]
             if (number + number // 4) % 2 == 0 and events:
-                yield Case(verb=verb, signals=(sent,), events=(draws.randrange(events),))
+                yield Case(
+                    verb=verb,
+                    signals=(sent,),
+                    events=(int((number + draws.random()) / total * events),),
+                    after=draws.random() < 0.5,
+                )
             else:
                 share = draws.uniform(0, 1.02 if number % 3 else FIRST)
                 group = draws.random() < 0.5
@@ -206,7 +235,8 @@ def cases(arena: Arena, verbs: Sequence[Verb], *, per_verb: int, seed: int) -> I
             if number % 4 == 1 and events > 1:
                 first, second = sorted(draws.sample(range(events), 2))
                 pair = (draws.choice(STOPS), draws.choice((*STOPS, KILL)))
-                yield Case(verb=verb, signals=pair, events=(first, second))
+                after = draws.random() < 0.5
+                yield Case(verb=verb, signals=pair, events=(first, second), after=after)
             if number % 4 == 2:
                 yield Case(
                     verb=verb,
@@ -214,6 +244,14 @@ def cases(arena: Arena, verbs: Sequence[Verb], *, per_verb: int, seed: int) -> I
                     share=draws.uniform(0.1, 0.9),
                     ignored=True,
                 )
+
+
+def every_operation(arena: Arena, verb: Verb) -> Iterator[Case]:
+    """A signal before and after every file operation of a verb, all signals in turn."""
+    for at in range(arena.undisturbed(verb).events):
+        for after in (False, True):
+            sent = (*STOPS, KILL)[(at + 2 * after) % 4]
+            yield Case(verb=verb, signals=(sent,), events=(at,), after=after)
 
 
 def start_cases(verbs: Sequence[Verb], *, number: int, imports: int, seed: int) -> Iterator[Case]:
@@ -226,6 +264,17 @@ def start_cases(verbs: Sequence[Verb], *, number: int, imports: int, seed: int) 
             signals=(STOPS[at % len(STOPS)],),
             imports=draws.randrange(latest),
         )
+
+
+def torchrun_cases(*, number: int, seed: int) -> Iterator[Case]:
+    """Signals to torchrun, or to torchrun and its ranks at once, at drawn steps."""
+    draws = random.Random(f"{seed}/torchrun")
+    order = draws.sample((INT, TERM, HUP, KILL), 4)
+    for at in range(number):
+        sent = order[at % 4]
+        group = sent == KILL or draws.random() < 0.5
+        step = draws.randrange(1, 120)
+        yield Case(verb=TORCHRUN, signals=(sent,), step=step, whole_group=group)
 
 
 def violations(arena: Arena, case: Case) -> list[str]:
@@ -250,20 +299,10 @@ def violations(arena: Arena, case: Case) -> list[str]:
 
 def _disturbed(arena: Arena, case: Case, place: Path) -> tuple[list[int], str]:
     """Run the verb of a case with its signals; returns exit codes and stderr."""
-    stderr = arena.output(place) / "stderr"
-    if case.imports is not None:
-        hook = Hook(
-            folder=str(place), kind="imports", signals=((case.imports, int(case.signals[0])),)
-        )
-        process = arena.real_process(case.verb, place, hook)
-        try:
-            return [process.wait(PATIENCE)], stderr.read_text()
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise TimeoutError(f"did not end in {PATIENCE:.0f} s") from None
+    if case.imports is not None or case.step is not None:
+        return _disturbed_process(arena, case, place), (arena.output(place) / "stderr").read_text()
     pairs = zip(case.events, map(int, case.signals), strict=False)
-    hook = Hook(folder=str(place), signals=tuple(pairs)) if case.events else None
+    hook = Hook(folder=str(place), signals=tuple(pairs), after=case.after) if case.events else None
     ignored = [int(number) for number in case.signals] if case.ignored else []
     processes = arena.start(case.verb, place, hook=hook, ignored=ignored)
     if case.share is not None:
@@ -273,6 +312,42 @@ def _disturbed(arena: Arena, case: Case, place: Path) -> tuple[list[int], str]:
                 number = case.signals[0]
                 (process.kill_group if case.whole_group else process.send_signal)(number)
     return wait_for_ranks(processes), processes[0].stderr.read_text()
+
+
+def _disturbed_process(arena: Arena, case: Case, place: Path) -> list[int]:
+    number = case.signals[0]
+    if case.imports is not None:
+        hook = Hook(folder=str(place), kind="imports", signals=((case.imports, int(number)),))
+        process = arena.real_process(case.verb, place, hook=hook)
+    else:
+        process = arena.real_process(case.verb, place, launcher=LAUNCHER)
+        metrics = place / case.verb.makes[0] / "metrics.jsonl"
+        while process.poll() is None and _num_lines(metrics) < (case.step or 0):
+            time.sleep(POLL_SECONDS)
+        for target in _at_work_in(place) if case.whole_group else [process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(target, number)
+    try:
+        return [process.wait(PATIENCE)]
+    except subprocess.TimeoutExpired:
+        for target in _at_work_in(place):
+            os.kill(target, KILL)
+        process.wait()
+        raise TimeoutError(f"did not end in {PATIENCE:.0f} s") from None
+
+
+def _at_work_in(place: Path) -> list[int]:
+    """The processes that were started in a place; torchrun gives each rank its own group."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
+            if (folder / "cwd").readlink() == place.resolve():
+                found.append(int(folder.name))
+    return sorted(found)
+
+
+def _num_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.is_file() else 0
 
 
 def wait_for_ranks(processes: Sequence[Started]) -> list[int]:
@@ -288,6 +363,8 @@ def wait_for_ranks(processes: Sequence[Started]) -> list[int]:
 
 def _judged_end(case: Case, codes: list[int], stderr: str, undisturbed: Undisturbed) -> list[str]:
     """Judge exit code and stderr of the first rank: the others get a signal through it."""
+    if case.step is not None:
+        return []  # exit code and stderr are torchrun's own, which prints a traceback of a signal
     allowed = {0} if case.ignored else {0, *(128 + number for number in case.signals)}
     if KILL in case.signals:
         allowed |= {-KILL}
@@ -395,7 +472,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--per-verb", type=int, default=8)
+    parser.add_argument("--every", action="store_true", help="all file operations of the verbs")
     parser.add_argument("--starts", type=int, default=24, help="cases at the start of a process")
+    parser.add_argument("--torchruns", type=int, default=4, help="cases under torchrun")
     parser.add_argument("--verbs", nargs="*", default=[verb.name for verb in VERBS])
     parser.add_argument("--only", type=int)
     options = parser.parse_args()
@@ -404,7 +483,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, Server(Path(folder)) as server:
         arena, tally = Arena(Path(folder), server), Tally()
         for verb in verbs:
-            generated = cases(arena, [verb], per_verb=options.per_verb, seed=options.seed)
+            generated = (
+                every_operation(arena, verb)
+                if options.every
+                else cases(arena, [verb], per_verb=options.per_verb, seed=options.seed)
+            )
             tally.run(generated, lambda case: violations(arena, case), only=options.only)
             print(f"{verb.name}: so far {tally}", flush=True)
         starting = [BY_NAME[name] for name in START_VERBS if name in options.verbs]
@@ -412,6 +495,8 @@ def main() -> None:
             generated = start_cases(
                 starting, number=options.starts, imports=IMPORTS, seed=options.seed
             )
+            tally.run(generated, lambda case: violations(arena, case), only=options.only)
+            generated = torchrun_cases(number=options.torchruns, seed=options.seed)
             tally.run(generated, lambda case: violations(arena, case), only=options.only)
     print(tally)
     sys.exit(1 if tally.broken else 0)

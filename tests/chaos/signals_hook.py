@@ -1,20 +1,28 @@
 """Signals that a process sends itself at its n-th file operation: moments that can be repeated.
 
 `install` counts the audit events of Python that create, rename or remove something in a folder. A
-signal is sent just before the operation. Real processes install the hook at their start through a
-`sitecustomize.py`; forked processes call `install` themselves.
+signal is sent just before the operation, or right after it. Real processes install the hook at
+their start through a `sitecustomize.py`; forked processes call `install` themselves.
 """
 
 import json
 import os
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 VARIABLE = "CHAOS_HOOK"
 """The environment variable in which a real process finds its `Hook`."""
 WRITES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
+OPERATIONS = {
+    *("open", "mkdir", "rename", "replace", "remove", "unlink", "rmdir", "truncate", "link"),
+    "symlink",
+}
+"""The functions of Python whose audit events are `open` and `WRITES`."""
 OPENED_TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 VERBS = "mixerloop.cli"
 """The first import of a process that hears signals: what comes before is Python's own start."""
@@ -39,6 +47,8 @@ class Hook:
     """Count file operations that write (writes), that read (reads), or imports (imports)."""
     signals: tuple[tuple[int, int], ...] = ()
     """Pairs of a number of events and the signal to send just before the next event."""
+    after: bool = False
+    """Send the signals as soon as the operation has returned, instead of just before it."""
     record: str | None = None
     """A file that gets a line for each event: name, path, and the free bytes of the disk."""
 
@@ -74,9 +84,23 @@ def install(hook: Hook) -> None:
             line = [event, str(arguments[0]), disk.f_bavail * disk.f_frsize]
             os.write(record, (json.dumps(line) + "\n").encode())
         for number in due.get(at, ()):
-            os.kill(process, number)
+            if hook.after and threading.current_thread() is threading.main_thread():
+                sys.setprofile(_sender(number))
+            else:
+                os.kill(process, number)
 
     sys.addaudithook(heard)
+
+
+def _sender(number: int) -> Callable[[FrameType, str, Any], None]:
+    """A profile function that sends a signal when the operation that runs now has returned."""
+
+    def returned(_frame: FrameType, event: str, function: Any) -> None:
+        if event == "c_return" and getattr(function, "__name__", "") in OPERATIONS:
+            sys.setprofile(None)
+            os.kill(os.getpid(), number)
+
+    return returned
 
 
 def _writes(event: str, arguments: tuple[Any, ...], folder: str) -> bool:

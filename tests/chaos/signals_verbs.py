@@ -170,6 +170,15 @@ VERBS = (
         cost=2,
     ),
 )
+TORCHRUN = Verb(
+    name="torchrun",
+    arguments=(*TRAIN_TEXT, "--train.steps", "150", "--train.checkpoint-every", "25"),
+    resumes=("train", "--resume", "out"),
+    reads=("data", "text.toml"),
+    makes=("out",),
+    ranks=2,
+)
+"""Two ranks that are started by torchrun itself; long enough to be met in their steps."""
 BY_NAME = {verb.name: verb for verb in VERBS}
 
 

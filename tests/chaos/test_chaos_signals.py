@@ -8,7 +8,16 @@ import sys
 import pytest
 
 import needs
-from chaos.signals import IMPORTS, START_VERBS, Arena, Tally, cases, start_cases, violations
+from chaos.signals import (
+    IMPORTS,
+    START_VERBS,
+    Arena,
+    Tally,
+    cases,
+    start_cases,
+    torchrun_cases,
+    violations,
+)
 from chaos.signals_server import Server
 from chaos.signals_verbs import BY_NAME
 
@@ -53,5 +62,12 @@ def test_a_signal_at_any_moment_saves_the_work(arena, tally, name):
 def test_a_signal_while_a_process_starts_ends_it_without_a_traceback(arena, tally):
     verbs = [BY_NAME[name] for name in START_VERBS]
     generated = start_cases(verbs, number=SLOW_STARTS, imports=IMPORTS, seed=SEED)
+    tally.run(generated, lambda case: violations(arena, case))
+    assert not tally.broken
+
+
+@pytest.mark.slow
+def test_a_signal_to_torchrun_saves_the_work_of_its_ranks(arena, tally):
+    generated = torchrun_cases(number=4, seed=SEED)
     tally.run(generated, lambda case: violations(arena, case))
     assert not tally.broken
