@@ -91,8 +91,8 @@ def export(
     for key, number in _special_tokens(tokenizer).items():
         if facts.get(key) is None and (like is None or key in like or number is not None):
             facts[key] = number
+    check_space(folder, sum(tensor.nbytes for tensor in tensors.values()))
     with naming(folder), new_folder(folder) as making:
-        check_space(making.parent, sum(tensor.nbytes for tensor in tensors.values()))
         try:
             save_file(tensors, making / WEIGHTS, metadata={"format": "pt"})
         except SafetensorError as error:  # its own kind even for a full disk

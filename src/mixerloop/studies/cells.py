@@ -212,6 +212,7 @@ def run_cell(plan: Plan, cell: Cell, say: Say) -> bool:
         if not mine:
             return False
         _write_state(record, "begun")
+        (record / ERROR).unlink(missing_ok=True)
         try:
             _run(plan, cell, say, record)
         except Exception as error:
