@@ -1,9 +1,14 @@
 """The report in a real browser: it draws, it answers, and it asks the network for nothing."""
 
+import csv
+import shutil
+from pathlib import Path
+
 import pytest
 
 import needs
 from command_line import mixerloop
+from mixerloop.files import read_sealed, write_sealed
 from small_model import training_file
 
 pytestmark = needs.CHROMIUM.mark
@@ -28,6 +33,11 @@ repeats = 2
 """
 ALL_DRAWN = "[...document.querySelectorAll('figure.chart')].every(f => f.dataset.drawn === 'yes')"
 PHONE = 390
+HOSTILE = (
+    '<img src=x onerror="window.run=1"></title></script><script>window.run=2</script>'
+    "<!--<script>\u2028{{7*7}}${window.run=3}"
+)
+FORMULA = '=HYPERLINK("http://example.org")'
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +139,45 @@ def test_numbers_of_a_figure_can_be_taken_along(browser, page_file):
     assert download.value.suggested_filename == "hops-accuracy.csv"
     saved = download.value.path().read_text()
     assert saved == (page_file.parent / "figures" / "hops-accuracy.csv").read_text()
+
+
+@pytest.fixture(scope="module")
+def hostile_page(page_file, tmp_path_factory):
+    """The report of the same study, with names that are code where they are not escaped."""
+    study = Path(shutil.copytree(page_file.parent, tmp_path_factory.mktemp("hostile") / "study"))
+    plan = read_sealed(study / "plan.json")
+    (part,) = plan["parts"]
+    plan |= {"title": HOSTILE, "about": HOSTILE}
+    part["data"] = HOSTILE
+    for arm, name in zip(part["arms"], (HOSTILE, FORMULA, "[a](javascript:run)"), strict=True):
+        for cell in plan["cells"]:
+            cell["arm"] = name if cell["arm"] == arm["name"] else cell["arm"]
+        arm["name"] = name
+    write_sealed(study / "plan.json", plan)
+    mixerloop("report", "study", cwd=str(study.parent))
+    return study / "report.html"
+
+
+def test_no_name_of_a_study_runs_in_the_page(browser, hostile_page):
+    page, heard = opened(browser, hostile_page)
+    assert heard == []
+    assert page.evaluate("window.run") is None
+    assert page.title() == page.locator("h1").text_content() == HOSTILE
+    assert page.locator("main img").count() == 0
+    marks = page.locator("figure#hops-accuracy svg .mark-symbol path")
+    marks.first.hover(force=True)
+    page.wait_for_timeout(200)
+    assert page.evaluate("window.run") is None
+
+
+def test_no_name_of_a_study_runs_in_a_picture_or_a_table(browser, hostile_page):
+    for svg in sorted((hostile_page.parent / "figures").glob("*.svg")):
+        page = browser.new_page()
+        page.goto(svg.as_uri())
+        assert page.evaluate("window.run") is None
+        assert page.evaluate("document.documentElement.tagName") == "svg"
+        page.close()
+    with (hostile_page.parent / "figures" / "hops-accuracy.csv").open(newline="") as file:
+        names = {row["model"] for row in csv.DictReader(file)}
+    assert f"'{FORMULA}" in names
+    assert FORMULA not in names

@@ -2,12 +2,20 @@
 
 import csv
 import json
+import resource
+import shutil
+import subprocess
 
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
-from command_line import mixerloop, refused
+from command_line import COMMAND, environment, mixerloop, refused
 from mixerloop.data.corpora import prepare_hops
 from mixerloop.data.tasks.hops import HopsSettings
+from mixerloop.files import seal_folder
+from mixerloop.reports import drawing
 from saved_results import as_printed
 from small_model import training_file
 
@@ -113,3 +121,86 @@ def test_fresh_weights_need_no_run_and_no_data(tmp_path):
 )
 def test_what_cannot_be_measured_is_refused(place, arguments, named):
     assert named in refused("transport", *arguments, cwd=place)
+
+
+def with_weights(place, name, change):
+    """A copy of the run whose tensors are changed, and whose checkpoints are sealed again."""
+    shutil.copytree(place / "run", place / name)
+    for folder in (place / name / "checkpoints").iterdir():
+        path = folder / "model.safetensors"
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata()
+        weights = {name: change(tensor) for name, tensor in load_file(path).items()}
+        save_file(weights, path, metadata=metadata)
+        seal_folder(folder)
+    shutil.rmtree(place / name / "results", ignore_errors=True)
+    return place / name
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_predictions_that_are_not_finite_are_refused(place, number):
+    run = with_weights(place, f"full of {number}", lambda tensor: torch.full_like(tensor, number))
+    ended = mixerloop("transport", run.name, "--positions", 4, "--json", cwd=place, code=2)
+    assert ended.stdout == ""
+    assert ended.stderr == (
+        "mixerloop: the logits are not finite, so nothing is measured; are the weights?\n"
+    )
+    assert not (run / "results").exists()
+
+
+@pytest.mark.parametrize("number", [0.0, 1e30])
+def test_weights_that_move_no_prediction_have_no_effect(place, number):
+    """A norm divides by the root of the mean square, which is infinite for weights of 1e30."""
+    run = with_weights(place, f"all {number}", lambda tensor: torch.full_like(tensor, number))
+    arguments = ("--positions", 4, "--removal", "--control")
+    ended = mixerloop("transport", run.name, *arguments, cwd=place)
+    result = as_printed(run / "results/transport.json")
+    assert result["itr"]["value"] is None
+    assert {effect["value"] for effect in result["hellinger_squared"]} == {0.0}
+    assert {gain["value"] for gain in result["target_gain"]} == {0.0}
+    assert "not drawn" not in ended.stderr
+    for name in ("transport-passes", "transport-novelty-trained", "transport-gain-trained"):
+        assert (run / f"results/figures/{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_result_is_whole_if_its_figures_cannot_be_drawn(place, monkeypatch):
+    monkeypatch.setattr(drawing, "MODULE", "no_such_module")
+    ended = mixerloop("transport", "run", "--out", "undrawn", "--json", cwd=place)
+    assert json.loads(ended.stdout) == as_printed(place / "undrawn/transport.json")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("not drawn: transport-passes, transport-novelty, transport-gain (")
+    assert line.endswith("; the same command draws them, given more memory")
+    assert sorted(path.suffix for path in (place / "undrawn/figures").iterdir()) == [
+        *(".csv", ".csv", ".csv", ".json")
+    ]
+    ended = mixerloop("report", "run", "--out", "undrawn.html", cwd=place)
+    assert ended.stdout == "nothing was compared\nreport: undrawn.html\n"
+    assert ended.stderr.startswith("not drawn: runs-")
+    assert ended.stderr.endswith("draw them again: mixerloop report run --out undrawn.html\n")
+    assert "could not be drawn" in (place / "undrawn.html").read_text()
+    assert "Not drawn." in (place / "undrawn.md").read_text()
+    monkeypatch.undo()
+    drawn = mixerloop("transport", "run", "--out", "undrawn", "--json", cwd=place)
+    assert drawn.stderr == ""
+    assert (place / "undrawn/figures/transport-gain.png").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gigabytes", [2, 4, 8])
+def test_a_result_survives_a_limit_of_memory(place, gigabytes):
+    limit = gigabytes * 10**9
+    out = f"limited-{gigabytes}"
+    ended = subprocess.run(
+        [*COMMAND, "transport", "run", "--windows", "4", "--out", out],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        env=environment(place),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith(f"kept in {out}/transport.json, pictures in {out}/figures\n")
+    assert "Traceback" not in ended.stderr
+    assert as_printed(place / out / "transport.json")["windows"] == 4
+    assert len(list((place / out / "figures").glob("*.csv"))) == 3
+    assert not list(place.glob("core*"))
