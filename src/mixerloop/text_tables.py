@@ -25,7 +25,7 @@ def text_of(table: "Table") -> str:
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else PIPE_WIDTH
-    console = Console(highlight=False, width=width)
+    console = Console(highlight=False, markup=False, emoji=False, width=width)
     with console.capture() as captured:
         console.print(table)
     return captured.get().removesuffix("\n")
