@@ -19,6 +19,7 @@ from mixerloop.data.corpora import prepare_hops
 from mixerloop.data.tasks.hops import HopsSettings
 from mixerloop.data.tokenizer import train_tokenizer
 from mixerloop.evaluation.core import asking
+from mixerloop.evaluation.core.answer_folder import AnswerFolder
 from mixerloop.files import seal_folder
 from saved_results import as_printed
 from small_model import model_file, training_file
@@ -413,3 +414,80 @@ def test_hops_are_kept_too(tmp_path):
     nll = json.loads(mixerloop("evaluate", "nll", "run", "--json", cwd=tmp_path).stdout)
     assert nll["bits_per_byte"] is None
     assert nll["documents"] == 4096
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["settings.json", "colours.work.json", "colours.jsonl", "parts/endings-000000-000002.json"],
+)
+def test_a_flipped_bit_in_saved_answers_is_never_scored(run, name, monkeypatch):
+    monkeypatch.setattr(asking, "BLOCK_EXAMPLES", BLOCK_EXAMPLES)
+    whole = core(run)
+    saved = run / "results/core"
+    if name.startswith("parts/"):
+        interrupt_in_endings(run, monkeypatch)
+    content = (saved / name).read_bytes()
+    for at in range(11, 8 * len(content), 8 * len(content) // 6):
+        damaged = bytearray(content)
+        damaged[at // 8] ^= 1 << at % 8
+        (saved / name).write_bytes(damaged)
+        line = refused("evaluate", "core", "run", "--bundle", BUNDLE, cwd=run.parent)
+        assert name.rpartition("/")[2] in line
+    if name != "settings.json":
+        (saved / name).unlink()  # as the error says
+    else:
+        (saved / name).write_bytes(content)
+    again = core(run)
+    for label, task in whole["tasks"].items():
+        assert again["tasks"][label]["accuracy"] == task["accuracy"]
+
+
+def interrupt_in_endings(run, monkeypatch):
+    """Leave the saved answers as a kill in the last task would."""
+    for ending in ("jsonl", "work.json"):
+        (run / f"results/core/endings.{ending}").unlink()
+
+    def interrupted(folder, label, parts):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AnswerFolder, "_finish", interrupted)
+        mixerloop("evaluate", "core", "run", "--bundle", BUNDLE, cwd=run.parent, code=130)
+
+
+@pytest.mark.parametrize("name", ["colours.jsonl", "settings.json", "notes.txt", "parts/x.json"])
+def test_a_folder_of_the_user_is_not_filled_with_answers(run, name):
+    file = run.parent / "kept/core" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("mine")
+    arguments = ("evaluate", "core", "run", "--bundle", BUNDLE, "--out", "kept")
+    line = refused(*arguments, cwd=run.parent)
+    assert line == (
+        f"mixerloop: kept/core/{name}: not a file that mixerloop wrote; --overwrite replaces it"
+    )
+    assert [path for path in (run.parent / "kept").rglob("*") if path.is_file()] == [file]
+    core(run, "--out", "kept", "--overwrite")
+    core(run, "--out", "kept")
+
+
+def test_answers_are_not_written_through_a_link(run):
+    core(run)
+    saved = run / "results/core"
+    (run.parent / "mine").write_text("mine")
+    (saved / "colours.jsonl").unlink()
+    (saved / "colours.jsonl").symlink_to(run.parent / "mine")
+    line = refused("evaluate", "core", "run", "--bundle", BUNDLE, cwd=run.parent)
+    assert "run/results/core/colours.jsonl: is a link" in line
+    core(run, "--overwrite")
+    assert (run.parent / "mine").read_text() == "mine"
+
+
+def test_answers_of_another_evaluation_are_not_compared(run, place):
+    core(run)
+    shutil.copytree(place / "full-1", run.parent / "other")
+    core(run.parent / "other")
+    path = run / "results/core/colours.jsonl"
+    path.write_text(path.read_text().replace("true", "false"))
+    line = refused("evaluate", "compare", "run", "other", cwd=run.parent)
+    assert "run/results/core/colours.jsonl: not as it was written (its sha256" in line
+    assert line.endswith("; measure again: mixerloop evaluate core run")
