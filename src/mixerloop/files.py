@@ -34,7 +34,7 @@ LOCK_PATIENCE = 0.5  # seconds; `is_locked` of another process holds the lock fo
 
 def write_file(path: Path, content: bytes | str) -> None:
     """Write a file atomically; a reader sees the old content or the new, never a part."""
-    path = path.resolve()
+    path = resolved(path)
     if not path.parent.is_dir():
         raise ValueError(f"{path}: there is no folder {path.parent}")
     if path.exists() and not path.is_file():
@@ -50,6 +50,14 @@ def write_file(path: Path, content: bytes | str) -> None:
             _sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def resolved(path: Path) -> Path:
+    """The absolute path without links; raises ValueError where links form a loop."""
+    try:
+        return path.resolve()
+    except RuntimeError:
+        raise ValueError(f"{path}: a link that leads back to itself") from None
 
 
 @contextmanager
@@ -79,13 +87,13 @@ def check_is_new(path: Path) -> ValueError:
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder to fill; renamed to `path` when the block succeeds, removed when it raises."""
     taken = check_is_new(path)
+    temporary = _temporary_path(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _temporary_path(path)
-        temporary.mkdir()
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be made: {error.strerror}") from None
-    try:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.mkdir()
+        except OSError as error:
+            raise ValueError(f"{path}: cannot be made: {error.strerror}") from None
         with _under_final_name(temporary, path):
             yield temporary
         try:
@@ -115,11 +123,11 @@ def _under_final_name(temporary: Path, path: Path) -> Iterator[None]:
 
 def check_can_hold(folder: Path) -> None:
     """Reject, before any work, a folder for results that could not be created or written to."""
-    resolved = folder.resolve()
-    existing = next(path for path in (resolved, *resolved.parents) if path.exists())
+    place = resolved(folder)
+    existing = next(path for path in (place, *place.parents) if path.exists())
     if not existing.is_dir():
         raise ValueError(f"{existing}: is a file, and results go into a folder")
-    for path in (resolved, *resolved.parents):
+    for path in (place, *place.parents):
         if (path / CONTENTS).exists() or path.parent.name == CHECKPOINTS:
             raise ValueError(
                 f"{folder}: lies in a sealed folder, which holds only the files it was sealed with"
@@ -147,7 +155,7 @@ def remove_leftovers(folder: Path, *, of: str | None = None) -> None:
 
 def check_space(folder: Path, num_bytes: int) -> None:
     """Raise if the disk of a folder, which may not exist yet, has less than `num_bytes` free."""
-    existing = next(path for path in (folder, *folder.resolve().parents) if path.exists())
+    existing = next(path for path in (folder, *resolved(folder).parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if free < num_bytes:
         raise ValueError(
@@ -169,7 +177,8 @@ def readable_size(num_bytes: int) -> str:
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
     """Lock a run against other writers inside the block; the lock ends with the process."""
-    with (run / LOCK).open("a+") as file:
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    with open(run / LOCK, "a+", opener=lambda path, _: os.open(path, flags, 0o644)) as file:
         deadline = time.monotonic() + LOCK_PATIENCE
         while not _try_lock(file, fcntl.LOCK_EX):
             if time.monotonic() > deadline:

@@ -4,7 +4,7 @@ import os
 import pytest
 
 from mixerloop import runs
-from mixerloop.files import check_seal, new_folder, seal_folder, write_file
+from mixerloop.files import check_seal, locked, new_folder, seal_folder, write_file
 from mixerloop.provenance import collect_provenance
 
 
@@ -122,8 +122,20 @@ def test_damage_to_a_sealed_folder_is_named(sealed, damage, message):
 def test_the_newest_checkpoint_of_a_run_is_meant(tmp_path):
     for step in (2, 10, 9):
         runs.checkpoint_folder(tmp_path, step).mkdir(parents=True)
+        seal_folder(runs.checkpoint_folder(tmp_path, step))
     (tmp_path / "checkpoints" / "step-11.partial").mkdir()
     assert runs.find_checkpoint(tmp_path).name == "step-10"
+    (tmp_path / "checkpoints/step-10/contents.json").unlink()
+    with pytest.raises(ValueError, match=r"step-10/contents\.json: missing"):
+        runs.find_checkpoint(tmp_path)
+
+
+def test_a_lock_is_not_written_through_a_link(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match="lock"), locked(tmp_path):
+        pass
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 @pytest.mark.parametrize(("name", "message"), [("gone", "no such run"), ("", "neither a run")])

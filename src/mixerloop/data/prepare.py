@@ -128,6 +128,10 @@ def check_free(folder: Path) -> None:
         return
     if (folder / MANIFEST).exists():
         raise ValueError(f"{folder}: already prepared; choose another folder or remove it")
+    if (folder / RECORDS).exists():
+        raise ValueError(
+            f"{folder / PLAN}: missing, so the preparation cannot be resumed; remove {folder}"
+        )
     if folder.exists() and any(not path.name.endswith(".partial") for path in folder.iterdir()):
         raise ValueError(f"{folder}: is not empty; choose another folder")
 

@@ -73,8 +73,10 @@ def resume(
     run = Path(run)
     if (run / runs.CONTENTS).exists():
         raise ValueError(f"{run}: a checkpoint; name the run it belongs to")
-    if not (run / runs.CONFIG).is_file():
+    if not run.is_dir():
         raise ValueError(f"{run}: there is no such run")
+    if not (run / runs.CONFIG).is_file():
+        raise ValueError(f"{run / runs.CONFIG}: missing, so this is not a run that can be resumed")
     config = resumed_config(run, config_file=config_file, overrides=overrides or {})
     _, settings = config.for_training()
     machine.keep_freed_memory()
