@@ -3,17 +3,17 @@
 `python -m chaos.signals` in tests/ runs any number of cases.
 """
 
-import sys
-
 import pytest
 
 import needs
+from chaos.counts import COUNT
 from chaos.signals import (
     IMPORTS,
     START_VERBS,
     Arena,
     Tally,
     cases,
+    every_operation,
     start_cases,
     torchrun_cases,
     violations,
@@ -22,9 +22,9 @@ from chaos.signals_server import Server
 from chaos.signals_verbs import BY_NAME
 
 SEED = 1
-SAMPLE = ("train",)
-SLOW_PER_VERB = 16
-SLOW_STARTS = 30
+SAMPLE = "train"
+WHOLE = ("init", "import", "nll")
+"""Verbs that get a signal before and after each of their file operations."""
 
 pytestmark = needs.PROC.mark
 
@@ -37,37 +37,40 @@ def arena(tmp_path_factory):
 
 
 @pytest.fixture
-def tally(capfd, request):
-    tally = Tally()
-    yield tally
-    with capfd.disabled():
-        print(f"\n{request.node.name}: {tally}", file=sys.stderr)
+def check(arena, record_property):
+    """Run cases, record how many there were, and fail if one broke a promise."""
+
+    def check(what, generated):
+        tally = Tally()
+        tally.run(generated, lambda case: violations(arena, case))
+        record_property(COUNT, f"signals, {what}: {tally}")
+        assert not tally.broken
+
+    return check
 
 
-def test_a_signal_at_any_moment_saves_the_work_of_a_sample_of_verbs(arena, tally):
-    verbs = [BY_NAME[name] for name in SAMPLE]
-    tally.run(cases(arena, verbs, per_verb=4, seed=SEED), lambda case: violations(arena, case))
-    assert not tally.broken
+def test_a_signal_at_any_moment_of_training_saves_the_work(arena, check):
+    check(SAMPLE, cases(arena, [BY_NAME[SAMPLE]], per_verb=4, seed=SEED))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BY_NAME)
-def test_a_signal_at_any_moment_saves_the_work(arena, tally, name):
-    generated = cases(arena, [BY_NAME[name]], per_verb=SLOW_PER_VERB, seed=SEED)
-    tally.run(generated, lambda case: violations(arena, case))
-    assert not tally.broken
+def test_a_signal_at_any_moment_of_a_verb_saves_the_work(arena, check, name):
+    check(name, cases(arena, [BY_NAME[name]], per_verb=12, seed=SEED))
 
 
 @pytest.mark.slow
-def test_a_signal_while_a_process_starts_ends_it_without_a_traceback(arena, tally):
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_signal_before_and_after_every_file_operation_leaves_nothing_behind(arena, check, name):
+    check(f"every operation of {name}", every_operation(arena, BY_NAME[name]))
+
+
+@pytest.mark.slow
+def test_a_signal_while_a_process_starts_ends_it_without_a_traceback(check):
     verbs = [BY_NAME[name] for name in START_VERBS]
-    generated = start_cases(verbs, number=SLOW_STARTS, imports=IMPORTS, seed=SEED)
-    tally.run(generated, lambda case: violations(arena, case))
-    assert not tally.broken
+    check("starts", start_cases(verbs, number=20, imports=IMPORTS, seed=SEED))
 
 
 @pytest.mark.slow
-def test_a_signal_to_torchrun_saves_the_work_of_its_ranks(arena, tally):
-    generated = torchrun_cases(number=4, seed=SEED)
-    tally.run(generated, lambda case: violations(arena, case))
-    assert not tally.broken
+def test_a_signal_to_torchrun_saves_the_work_of_its_ranks(check):
+    check("torchrun", torchrun_cases(number=3, seed=SEED))
