@@ -92,7 +92,7 @@ class _ChunkedGatedDeltaRule(torch.autograd.Function):
                 initial_state[rows, columns],
             )
             output[rows, :, columns] = from_chunks(result, seq)
-        ctx.broken = broken_chunks(states, final_state)
+        ctx.broken = None if is_finite(final_state) else broken_chunks(states, final_state)
         if ctx.broken is not None:
             result = to_chunks(output)
             result[ctx.broken], _ = token_by_token(
@@ -220,22 +220,25 @@ def forward(chunks: Chunks, initial_state: Tensor) -> tuple[Tensor, Tensor, Tens
     return output, states, state
 
 
-def broken_chunks(
-    states: Float[Tensor, "batch heads chunks d_key d_value"],
-    final_state: Float[Tensor, "batch heads d_key d_value"],
-) -> Bool[Tensor, "batch heads chunks"] | None:
-    """Chunks that make a finite column of the state non-finite; None where all numbers are finite.
+def is_finite(state: Tensor) -> bool:
+    """Whether all numbers of a state are finite, where reading them is free.
 
     A non-finite key, value, log decay or write strength makes at least a column of the state
-    non-finite for good, so the final state shows all of them. It is read on a CPU only: another
-    device would have to finish its work first.
+    non-finite for good, so the final state shows all of them; the gradient of the initial state
+    shows those of the backward. Another device than a CPU would have to finish its work first.
     """
-    if torch.compiler.is_compiling() or final_state.device.type != "cpu":
-        return None
-    if bool(final_state.isfinite().all()):
-        return None
-    borders = torch.cat([states, final_state[:, :, None]], dim=2).isfinite().all(-2)
-    return (borders[:, :, :-1] & ~borders[:, :, 1:]).any(-1)
+    if torch.compiler.is_compiling() or state.device.type != "cpu":
+        return True
+    return bool(state.isfinite().all())
+
+
+def broken_chunks(
+    entering: Float[Tensor, "batch heads chunks d_key d_value"],
+    last: Float[Tensor, "batch heads d_key d_value"],
+) -> Bool[Tensor, "batch heads chunks"]:
+    """Chunks that make a finite column of the state non-finite, in the order of the walk."""
+    finite = torch.cat([entering, last[:, :, None]], dim=2).isfinite().all(-2)
+    return (finite[:, :, :-1] & ~finite[:, :, 1:]).any(-1)
 
 
 def token_by_token(chunks: Chunks, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -298,6 +301,9 @@ def backward(
     d_total[..., -1] += d_end.sum(-1) + d_whole
     d_g = d_total.flip(-1).cumsum(-1).flip(-1)
     d_chunks = Chunks(d_q, d_k, d_v, d_g, d_b)
+    if not is_finite(d_initial_state):
+        in_backward = broken_chunks(d_states_out.flip(2), d_initial_state).flip(2)
+        broken = in_backward if broken is None else broken | in_backward
     if broken is not None:
         exact = gradients_token_by_token(
             Chunks(*(x[broken] for x in chunks)),

@@ -15,8 +15,13 @@
 //     d_tokens(chunk, first, num, gradients)    the gradients of what was loaded
 //
 // with rows padded by zeros, and tokens from `num` on zero. `chunk.side` is memory for its own use.
+//
+// A number that is not finite, times a zero of a triangle, would reach earlier tokens of its chunk. The
+// last row of U tells whether a chunk has such a number, and the first row of dR in the backward; then
+// the triangle is walked entry by entry, and the backward goes token by token.
 
 constexpr Index CHUNK = LANE_PAD;
+constexpr double FORGETS = -800;  // its exponential is 0; sums of it keep the digits of weak decays
 constexpr Index GROUP = 4;  // chunks between two states that are kept for the backward
 
 // Memory of one thread, cut into aligned pieces.
@@ -43,6 +48,7 @@ struct Chunk {
     T *start, *end, *strength, *log_decay;  // E, z, b, g
     T *side;        // what its tokens' source wants to remember
     T whole;        // E_C
+    bool finite;    // whether U is, and with it keys, values, gates and the state that entered
 
     void place(Arena<T>& arena, Index dk, Index dv, Index side_size) {
         key_query = arena.take(2 * CHUNK * dk), value = arena.take(CHUNK * dv);
@@ -81,7 +87,8 @@ inline void load_rows(T* to, Index to_row, const S* from, Index stride, Index wi
 template <class T>
 inline void find_decays(Chunk<T>& c) {
     double total[CHUNK], sum = 0;
-    for (Index i = 0; i < CHUNK; ++i) total[i] = sum += c.log_decay[i];
+    for (Index i = 0; i < CHUNK; ++i)
+        total[i] = sum += c.log_decay[i] < FORGETS ? FORGETS : c.log_decay[i];
     for (Index i = 0; i < CHUNK; ++i) {
         c.start[i] = T(total[i]);
         c.end[i] = T(sum - total[i]);
@@ -157,6 +164,7 @@ inline void enter(Chunk<T>& c, Index d_key, Index dv, const T* state, T* key_lan
             c.write[i * dv + at] =
                 c.strength[i] * (c.value[i * dv + at] - c.start[i] * c.read[i * dv + at]);
     solve_down(c.below, c.write, dv);
+    c.finite = is_finite(c.write + (CHUNK - 1) * dv, dv);
 }
 
 // O = E (Q S) + P U
@@ -165,6 +173,13 @@ inline void read_out(const Chunk<T>& c, Index dv, T* out) {
     for (Index i = 0; i < CHUNK; ++i)
         for (Index at = 0; at < dv; ++at)
             out[i * dv + at] = c.start[i] * c.read[(CHUNK + i) * dv + at];
+    if (!c.finite) {
+        for (Index i = 0; i < CHUNK; ++i)
+            for (Index j = 0; j <= i; ++j)
+                for (Index at = 0; at < dv; ++at)
+                    out[i * dv + at] += c.scores[i * CHUNK + j] * c.write[j * dv + at];
+        return;
+    }
     multiply(CHUNK, dv, CHUNK, rows_of(c.scores, CHUNK), c.write, dv, out, dv, T(1));
 }
 
@@ -252,7 +267,7 @@ void forward_head(Tokens& tokens, const T* initial_state, T* final_state, T* sta
 template <class T>
 inline Index backward_memory(Index d_key, Index d_value, Index side_size) {
     const Index dk = padded(d_key), dv = padded(d_value);
-    return GROUP * (Chunk<T>::size(dk, dv, side_size) + dk * dv) + 2 * dk * dv + 2 * dk * CHUNK +
+    return GROUP * (Chunk<T>::size(dk, dv, side_size) + dk * dv) + 3 * dk * dv + 2 * dk * CHUNK +
            6 * CHUNK * dk + dv * 3 * CHUNK + 8 * CHUNK * dv + 8 * CHUNK * CHUNK + 64 * CHUNK;
 }
 
@@ -268,6 +283,7 @@ struct BackwardSpace {
     T *d_kept;       // d_key x 16: dS' U^T
     T *d_keys, *d_queries;  // d_key x 16
     T *out;          // 16 x d_value: the rule's output once more
+    T *again;        // d_key x d_value: the state before a token
     ChunkGradients<T> rows;
 
     void place(Arena<T>& arena, Index dk, Index dv) {
@@ -279,10 +295,83 @@ struct BackwardSpace {
         d_queries = d_keys + CHUNK;  // side by side: d_key x 32
         std::memset(d_keys, 0, 2 * dk * CHUNK * sizeof(T));  // rows after d_key stay zero
         out = arena.take(CHUNK * dv);
+        again = arena.take(dk * dv);
         rows = {arena.take(CHUNK * dk), arena.take(CHUNK * dk), arena.take(CHUNK * dv),
                 arena.take(CHUNK), arena.take(CHUNK)};
     }
 };
+
+// Whether a column is not finite in `row` and was finite in the state.
+template <class T>
+__attribute__((noinline)) bool breaks(const T* row, const T* state, Index d_key, Index dv) {
+    for (Index at = 0; at < dv; ++at) {
+        T column = 0;
+        for (Index k = 0; k < d_key; ++k) column += state[k * dv + at] * T(0);
+        if (column == T(0) && !(row[at] * T(0) == T(0))) return true;
+    }
+    return false;
+}
+
+// The first half of a token's step: the state decays, and v - S^T k is what it lacks.
+template <class T>
+void decay_and_read(const Chunk<T>& c, Index i, Index d_key, Index dv, T* state, T* surprise) {
+    const T *key = c.key_query + i * padded(d_key), decay = std::exp(c.log_decay[i]);
+    for (Index at = 0; at < dv; ++at) surprise[at] = T(0);
+    for (Index k = 0; k < d_key; ++k)
+        for (Index at = 0; at < dv; ++at) {
+            state[k * dv + at] *= decay;
+            surprise[at] += key[k] * state[k * dv + at];
+        }
+    for (Index at = 0; at < dv; ++at) surprise[at] = c.value[i * dv + at] - surprise[at];
+}
+
+// The same as backward_chunk, token by token, as autograd goes through the recurrence. The state
+// before a token is computed from the chunk's start each time.
+template <class T>
+__attribute__((noinline)) void backward_tokens(const Chunk<T>& c, Index d_key, Index d_value,
+                                               const T* state, BackwardSpace<T>& s) {
+    const Index dk = padded(d_key), dv = padded(d_value);
+    T *surprise = s.stored_out, *d_write = s.stored_out + dv, *before = s.again;
+    for (Index i = CHUNK - 1; i >= 0; --i) {
+        std::memcpy(before, state, d_key * dv * sizeof(T));
+        for (Index j = 0; j < i; ++j) {
+            decay_and_read(c, j, d_key, dv, before, surprise);
+            for (Index k = 0; k < d_key; ++k)
+                for (Index at = 0; at < dv; ++at)
+                    before[k * dv + at] += c.key_query[j * dk + k] * (c.strength[j] * surprise[at]);
+        }
+        decay_and_read(c, i, d_key, dv, before, surprise);
+        const T *key = c.key_query + i * dk, *query = c.key_query + (CHUNK + i) * dk;
+        const T *d_out = s.right_out + (CHUNK + i) * dv;
+        const T strength = c.strength[i], decay = std::exp(c.log_decay[i]);
+        T *d_key_row = s.rows.d_key + i * dk, *d_query_row = s.rows.d_query + i * dk;
+        T d_strength = 0, d_log_decay = 0;
+        clear_row(d_key_row, dk), clear_row(d_query_row, dk), clear_row(d_write, dv);
+        for (Index k = 0; k < d_key; ++k)
+            for (Index at = 0; at < d_value; ++at) {
+                const T write = strength * surprise[at];
+                T& d_state = s.d_state[k * dv + at];
+                d_state += query[k] * d_out[at];
+                d_query_row[k] += (before[k * dv + at] + key[k] * write) * d_out[at];
+                d_key_row[k] += d_state * write;
+                d_write[at] += d_state * key[k];
+            }
+        for (Index at = 0; at < dv; ++at) {
+            d_strength += d_write[at] * surprise[at];
+            s.rows.d_value[i * dv + at] = strength * d_write[at];
+        }
+        for (Index k = 0; k < d_key; ++k)
+            for (Index at = 0; at < d_value; ++at) {
+                const T stored = before[k * dv + at], d_stored = -strength * d_write[at];
+                T& d_state = s.d_state[k * dv + at];
+                d_key_row[k] += stored * d_stored;
+                d_state += key[k] * d_stored;
+                d_log_decay += d_state * stored;
+                d_state *= decay;
+            }
+        s.rows.d_strength[i] = d_strength, s.rows.d_log_decay[i] = d_log_decay;
+    }
+}
 
 // From the gradient of a chunk's output in s.right_out, and of the state after it in s.d_state, to
 // those of its tokens in s.rows and of the state before it.
@@ -300,6 +389,9 @@ void backward_chunk(const Chunk<T>& c, Index d_key, Index d_value, const T* stat
         for (Index at = 0; at < dv; ++at) d_right[i * dv + at] *= c.end[i];
     multiply(CHUNK, dv, CHUNK, columns_of(c.scores, CHUNK), d_out, dv, d_right, dv, T(1));
     solve_up(c.below, d_right, dv);
+    if ((!c.finite && breaks(c.write + (CHUNK - 1) * dv, state, d_key, dv)) ||
+        (!is_finite(d_right, dv) && breaks(d_right, s.d_state, d_key, dv)))
+        return backward_tokens(c, d_key, d_value, state, s);
 
     for (Index i = 0; i < CHUNK; ++i) {
         const T scale = -c.strength[i] * c.start[i];

@@ -246,6 +246,14 @@ inline T dot(const T* x, const T* y, Index size) {
     return sum_of<T>(sum);
 }
 
+// Zero times anything finite is zero; `size` is a multiple of LANE_PAD.
+template <class T>
+inline bool is_finite(const T* x, Index size) {
+    Vector<T> sum{};
+    for (Index at = 0; at < size; at += Lanes<T>::count) sum += load(x + at) * T(0);
+    return sum_of<T>(sum) == T(0);
+}
+
 // What a tensor holds may be narrower than what is computed with.
 struct BFloat16 {
     std::uint16_t bits;
