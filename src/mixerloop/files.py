@@ -188,8 +188,7 @@ def locked(run: Path) -> Iterator[None]:
             time.sleep(LOCK_PATIENCE / 10)
         with naming(run / LOCK):
             file.truncate(0)
-            file.write(f"process {os.getpid()} on {platform.node()}\n")
-            file.flush()
+            os.write(file.fileno(), f"process {os.getpid()} on {platform.node()}\n".encode())
         yield
 
 

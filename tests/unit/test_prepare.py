@@ -432,3 +432,47 @@ def test_large_vocabularies_take_four_bytes(tmp_path):
 def test_the_hash_is_that_of_the_text():
     assert hash_of("a") == hash_of("a") != hash_of("b")
     assert 0 <= hash_of("a") < 2**64
+
+
+def stopped_preparation(place, tokenizer_path, monkeypatch):
+    """A preparation that was killed before it wrote its manifest; returns its source and folder."""
+    source = text_files([write_jsonl(place / "a.jsonl", [story(n, 6_000) for n in range(4)])], [])
+
+    def killed(*_):
+        raise Killed
+
+    monkeypatch.setattr(preparing, "write_manifest", killed)
+    with pytest.raises(Killed):
+        run(source, place / "out", tokenizer_path, held_out_share=0.3)
+    monkeypatch.undo()
+    return source, place / "out"
+
+
+@pytest.mark.slow
+def test_whatever_a_stopped_preparation_left_damaged_is_made_again(
+    tmp_path, tokenizer_path, monkeypatch
+):
+    (tmp_path / "whole").mkdir()
+    source, folder = stopped_preparation(tmp_path, tokenizer_path, monkeypatch)
+    run(source, tmp_path / "whole/out", tokenizer_path, held_out_share=0.3)
+    expected = {p.name: p.read_bytes() for p in (tmp_path / "whole/out").iterdir()}
+    left = [p.relative_to(folder) for p in folder.rglob("*") if p.is_file()]
+    damaged = [name for name in left if name.name != "preparing.json"]
+    assert {name.suffix for name in damaged} >= {".tokens", ".docs", ".model", ".json"}
+    for name in damaged:
+        for damage in (flip, Path.unlink, lambda path: path.write_bytes(b"")):
+            copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+            damage(copy / name)
+            run(source, copy, tokenizer_path, held_out_share=0.3)
+            assert {p.name: p.read_bytes() for p in copy.iterdir()} == expected, name
+            shutil.rmtree(copy)
+
+
+def test_a_damaged_plan_of_a_stopped_preparation_is_named(tmp_path, tokenizer_path, monkeypatch):
+    source, folder = stopped_preparation(tmp_path, tokenizer_path, monkeypatch)
+    flip(folder / "preparing.json")
+    with pytest.raises(ValueError, match=r"preparing\.json: "):
+        run(source, folder, tokenizer_path, held_out_share=0.3)
+    (folder / "preparing.json").unlink()
+    with pytest.raises(ValueError, match=r"preparing\.json: missing"):
+        run(source, folder, tokenizer_path, held_out_share=0.3)

@@ -370,7 +370,7 @@ class _Work:
         for record in unsound:
             record.unlink()
         finished = _read_record(done)
-        is_whole = finished is not None and len(pieces) - len(unsound) == finished["pieces"]
+        is_whole = finished is not None and len(pieces) - len(unsound) == finished.get("pieces")
         if not is_whole:
             done.unlink(missing_ok=True)
         return is_whole
@@ -382,17 +382,14 @@ class _Work:
 
     def _is_sound(self, record: Path) -> bool:
         """Whether a piece that an earlier session has made is still as its record says."""
-        table = _read_record(record)
-        if table is None:
-            return False
-        piece = from_dict(Record, table)
-        for shard in (piece.train, piece.held_out):
-            try:
+        try:
+            piece = from_dict(Record, read_sealed(record))
+            for shard in (piece.train, piece.held_out):
                 if shard is not None:
                     shard.tokens_file(self.folder, self.dtype).check()
                     shard.docs_file(self.folder).check()
-            except ValueError:
-                return False
+        except ValueError:
+            return False
         return True
 
     def _run_all(self, groups: list[Group], pool: ProcessPoolExecutor) -> None:

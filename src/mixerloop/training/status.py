@@ -44,9 +44,12 @@ def list_runs(folder: Path | str = runs.RUNS) -> list[Status]:
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """The run folders below a folder, at any depth, sorted by name."""
+    """The run folders below a folder, at any depth, sorted by name.
+
+    Two of the three things that every run has make a run, so that a damaged run is listed too.
+    """
     for path, folders, files in os.walk(folder):
-        if runs.CONFIG in files and runs.PROVENANCE in files:
+        if len({runs.CONFIG, runs.PROVENANCE, runs.CHECKPOINTS} & {*files, *folders}) > 1:
             folders.clear()
             yield Path(path)
         else:
