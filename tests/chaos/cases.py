@@ -25,6 +25,10 @@ class Reading:
     """Whether the verb shows many things, of which a damaged one must not hide the others."""
     resumes: bool = False
     """Whether files that an error leaves behind are those with which the same command resumes."""
+    writes: str = r"(?!)"
+    """The paths that the verb is documented to write, as a pattern."""
+    timed: str = r"(?!)"
+    """The paths among them that show how long the case took: only their presence is compared."""
     is_slow: bool = False
     """Whether a case takes more than half a second."""
 
@@ -62,6 +66,10 @@ def _on_run(run: str, *brings: str) -> list[Reading]:
 NLL = ("evaluate", "nll")
 CORE = ("evaluate", "core")
 NEW_STUDY = ("--jobs", "1")
+STUDY_FILES = r"\w+/(report\.\w+|figures/.*|cells/.*|\w+/comparison\.json)$"
+"""What a study writes beside its runs."""
+TIMED_FILES = r"\w+/(report\.\w+|figures/(hops-cost\..*|written\.json))$"
+"""What shows the seconds of training."""
 READINGS: tuple[Reading, ...] = (
     *_on_run("run", "data"),
     Reading(name="runs, a table", arguments=("runs", "."), damages=("measured",), lists=True),
@@ -201,6 +209,7 @@ READINGS: tuple[Reading, ...] = (
     Reading(
         name="study, finished",
         arguments=("study", "study.toml", "--out", "study", *NEW_STUDY),
+        writes=STUDY_FILES,
         brings=("study.toml", "hops.toml"),
         damages=("study",),
         resumes=True,
@@ -208,8 +217,10 @@ READINGS: tuple[Reading, ...] = (
     ),
     Reading(
         name="study, half done",
-        arguments=("study", "study.toml", "--out", "halfstudy", *NEW_STUDY),
-        brings=("study.toml", "hops.toml"),
+        arguments=("study", "halfstudy.toml", "--out", "halfstudy", *NEW_STUDY),
+        writes=STUDY_FILES,
+        timed=TIMED_FILES,
+        brings=("halfstudy.toml", "hops.toml"),
         damages=("halfstudy",),
         resumes=True,
         is_slow=True,
@@ -226,7 +237,13 @@ READINGS: tuple[Reading, ...] = (
         damages=("halfstudy",),
         lists=True,
     ),
-    Reading(name="report study", arguments=("report", "study"), damages=("study",), is_slow=True),
+    Reading(
+        name="report study",
+        arguments=("report", "study"),
+        damages=("study",),
+        writes=STUDY_FILES,
+        is_slow=True,
+    ),
     Reading(
         name="runs of a study",
         arguments=("runs", "study/hops", "--json"),

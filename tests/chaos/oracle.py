@@ -32,7 +32,7 @@ STRAY = re.compile(r"\.partial$|^(tmp|home)/")
 """Paths that no verb may leave behind."""
 CACHES = re.compile(r"tmp/torchinductor_\w+(/|$)")
 """Torch's own cache of compiled code, which torch makes where temporary files are."""
-PROGRESS = re.compile(r"step \d+/\d+  loss")
+PROGRESS = re.compile(r"step \d+/\d+  loss|\[\d+/\d+\] \S+: ")
 """Progress that an undamaged case does not show, because it is shown every few seconds."""
 
 _NUMBER_OR_WORD = r'(?:"(?:[^"\\]|\\.)*"|\[[^\]]*\]|[-+\w.]+)'
@@ -162,11 +162,15 @@ OTHER_BUNDLE = "a changed bundle is another bundle, and the result has the sha25
 
 def judge(reading: Reading, damaged: Sequence[str], baseline: Baseline, seen: Seen) -> Verdict:
     """What is wrong with a case; `damaged` are the paths that are not what they were."""
-    broken = [*_died(seen.ended), *_left_behind(seen, baseline), *_users_files(seen, baseline)]
+    broken = [
+        *_died(seen.ended),
+        *_left_behind(reading, seen, baseline),
+        *_users_files(seen, baseline, writes=reading.writes),
+    ]
     if not broken and seen.ended.code == 2:
         broken = _refused(reading, damaged, baseline, seen)
     elif not broken:
-        broken = _undamaged(damaged, baseline, seen)
+        broken = _undamaged(reading, damaged, baseline, seen)
         rule = _rule(reading, damaged, baseline, seen) if broken else None
         if rule is not None:
             return Verdict(rule=rule)
@@ -206,14 +210,16 @@ def _died(ended: Ended) -> list[str]:
     return []
 
 
-def _left_behind(seen: Seen, baseline: Baseline) -> list[str]:
+def _left_behind(reading: Reading, seen: Seen, baseline: Baseline) -> list[str]:
     """Temporary files, and new paths that the undamaged case does not make."""
     new = sorted(seen.after.keys() - seen.before.keys())
     usual = {_any_step(path) for path in baseline.after}
     strange = [
         path
         for path in new
-        if _any_step(_normal_path(path)) not in usual and not CACHES.match(path)
+        if _any_step(_normal_path(path)) not in usual
+        and not CACHES.match(path)
+        and not re.match(reading.writes, path)
     ]
     return [f"leftover: {strange[0]}"] if strange else []
 
@@ -223,13 +229,15 @@ def _any_step(path: str) -> str:
     return re.sub(r"/step-\d+", "/step-N", path)
 
 
-def _users_files(seen: Seen, baseline: Baseline) -> list[str]:
+def _users_files(seen: Seen, baseline: Baseline, *, writes: str = r"(?!)") -> list[str]:
     """Files that changed although the undamaged case does not write to them."""
     for path, state in seen.before.items():
         now = seen.after.get(path)
         if now == state or _normal_path(path) in baseline.written:
             continue
         if now is not None and _is_healed(path, now, baseline, seen):
+            continue
+        if now is not None and re.match(writes, path):
             continue
         if path.startswith("moved/") and _through_link(path, seen) in baseline.written:
             continue
@@ -288,7 +296,9 @@ def _shape(line: str) -> str:
     return re.sub(r"[\d.,]+", "N", line)
 
 
-def _undamaged(damaged: Sequence[str], baseline: Baseline, seen: Seen) -> list[str]:
+def _undamaged(
+    reading: Reading, damaged: Sequence[str], baseline: Baseline, seen: Seen
+) -> list[str]:
     if seen.ended.code != baseline.code:
         last = seen.ended.stderr.strip().splitlines()[-1:] or [""]
         return [f"exit code {seen.ended.code}: {last[0]}"]
@@ -306,6 +316,8 @@ def _undamaged(damaged: Sequence[str], baseline: Baseline, seen: Seen) -> list[s
     )
     for path in sorted((baseline.after.keys() | after.keys()) - same):
         now, expected = after.get(path), baseline.after.get(path)
+        if now and expected and now[0] == expected[0] and re.match(reading.timed, path):
+            continue
         is_damaged = path in damaged or path.startswith("moved")
         is_left_alone = path not in baseline.written and now == before.get(path)
         if now == expected or (is_damaged and is_left_alone):

@@ -193,6 +193,12 @@ def baselines_of(
     }
 
 
+def _tell(case: str, verdict: oracle.Verdict) -> None:
+    """Print a violation at once: a whole run takes minutes."""
+    for problem in verdict.broken:
+        print(f"{case}\n  {problem}", flush=True)
+
+
 def run_files(
     place: fixtures.Place,
     cases: Sequence[FileCase],
@@ -222,6 +228,7 @@ def run_files(
 
         seen, damaged = seen_of(place, Command.of_reading(case.reading), box, damage)
         verdict = oracle.judge(case.reading, damaged, baselines[case.reading.name], seen)
+        _tell(case.id, verdict)
         return verdict.broken, verdict.rule, seen.ended.seconds
 
     tally = Tally()
@@ -254,6 +261,7 @@ def run_options(
         command = Command.of_option(case)
         seen, _ = seen_of(place, replace(command, brings=(*command.brings, "folder")), box)
         verdict = oracle.judge_option(case, baselines[command.name], seen)
+        _tell(case.id, verdict)
         return verdict.broken, verdict.rule, seen.ended.seconds
 
     tally = Tally()
