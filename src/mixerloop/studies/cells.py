@@ -1,6 +1,7 @@
 """Running a cell: train, then take each measurement whose result is not there yet."""
 
 import contextlib
+import io
 import sys
 import time
 import traceback
@@ -18,9 +19,11 @@ from mixerloop.benchmarking.text import prefill_line
 from mixerloop.data.preparation import parse_preparation
 from mixerloop.evaluation.comparison import compare_runs
 from mixerloop.files import (
+    LOCK,
     SEAL,
     is_locked,
     locked,
+    naming,
     read_json,
     read_sealed,
     remove_leftovers,
@@ -307,7 +310,8 @@ def _lock(record: Path) -> Iterator[bool]:
     record.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(locked(record))
+            with naming(record / LOCK):
+                stack.enter_context(locked(record))
         except ValueError:
             yield False
         else:
@@ -343,7 +347,12 @@ def _read_record(cls: type[R], path: Path, *, field: str | None = None) -> R | N
 @contextlib.contextmanager
 def _log(record: Path, what: str) -> Iterator[None]:
     """Log a task with the times of its start and end; stdout goes to the log as well."""
-    with (record / LOG).open("a") as log, contextlib.redirect_stdout(log):
-        print(f"{now()}  {what}", flush=True)
+    unbuffered = (record / LOG).open("ab", buffering=0)  # closing it cannot fail a second time
+    log = io.TextIOWrapper(unbuffered, encoding="utf-8", errors="backslashreplace")
+    log.reconfigure(write_through=True)
+    with log, contextlib.redirect_stdout(log):
+        with naming(record / LOG):
+            print(f"{now()}  {what}", flush=True)
         yield
-        print(f"{now()}  done", flush=True)
+        with naming(record / LOG):
+            print(f"{now()}  done", flush=True)
