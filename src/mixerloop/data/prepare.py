@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -403,7 +404,9 @@ class _Work:
                 while len(running) >= 2 * self.workers:
                     self._collect(running)
                 split = group.files[0].split
-                running[pool.submit(_prepare_piece, piece, split, group.index, index)] = state
+                with _without_terminal_signals():
+                    job = pool.submit(_prepare_piece, piece, split, group.index, index)
+                running[job] = state
                 state.num_running += 1
             state.is_read = True
             self._close_if_done(state)
@@ -501,6 +504,16 @@ def _start_worker(folder: Path, settings: Settings, parent: int) -> None:
         tokenizer=Tokenizer(folder / runs.TOKENIZER),
         excluded=np.fromfile(excluded, dtype="<u8") if excluded.exists() else np.empty(0, "<u8"),
     )
+
+
+@contextmanager
+def _without_terminal_signals() -> Iterator[None]:
+    """Start processes that Ctrl-C and a closed terminal do not reach; they end with the parent."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_with_parent(parent: int) -> None:
