@@ -1,0 +1,140 @@
+"""Errors of the command line: one line that names the word, the near name and the help to read."""
+
+import os
+import subprocess
+
+import pytest
+
+from command_line import COMMAND, environment, refused
+
+HUGE, VAST = 10**12, 10**30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "name a verb: describe, data, train"),
+        (["describ", "15m"], "unknown verb 'describ'; did you mean describe? known: describe, "),
+        (["bench", "trai"], "bench: unknown verb 'trai'; did you mean train? known: operator, "),
+        (["data", "prepare"], "data prepare: name a verb: climbmix, text, stdlib, hops"),
+        (["--verison"], "unknown option --verison; did you mean --version? see mixerloop --help"),
+        (
+            ["describe", "15m", "--jsno"],
+            "describe: unknown option --jsno; did you mean --json? see mixerloop describe --help",
+        ),
+        (
+            ["train", "x.toml", "--train.step=3"],
+            "train: unknown option --train.step; did you mean --train.steps? ",
+        ),
+        (["init", "nano", "--ot", "x"], "init: unknown option --ot; did you mean --out? "),
+        (["describe", "15m", "extra"], "describe: 'extra' belongs to no option; "),
+        (["describe", "15m", "a\nb"], "describe: 'a b' belongs to no option; "),
+        (["init"], "init: give SIZE and --out PATH; see mixerloop init --help"),
+        (["generate", "run", "--max-tokens"], "--max-tokens needs a value; "),
+        (["generate", "run", "--max-tokens", "1e3"], "--max-tokens: '1e3' is not a whole number"),
+        (["generate", "run", "--temperature", "x"], "--temperature: 'x' is not a number"),
+        (["train", "x.toml", "--train.seed", "x"], "--train.seed: 'x' is not of type INT"),
+        (["bench", "prefill", "--batches", "1", "x"], "--batches: '1', 'x' is not of its type"),
+        (
+            ["bench", "prefill", "--compute-dtype", "float3"],
+            "--compute-dtype: unknown value 'float3'; known: 'float32', 'bfloat16'",
+        ),
+        (["--tyro-print-completion", "sh"], "--tyro-print-completion: unknown shell 'sh'; "),
+    ],
+)
+def test_an_error_of_the_command_line_is_one_line_with_the_near_name(arguments, said, tmp_path):
+    assert refused(*arguments, cwd=tmp_path).startswith(f"mixerloop: {said}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["init", "nano", "--out", ""], "out"),
+        (["init", "nano", "--out="], "out"),
+        (["describe", ""], "size"),
+        (["report", ""], "paths"),
+        (["generate", "", "--prompt", "x"], "run"),
+        (["train", "x.toml", "--data.path", ""], "data.path"),
+        (["import", "", "--out", "x"], "folder"),
+    ],
+)
+def test_an_empty_name_is_not_this_folder(arguments, named, tmp_path):
+    assert refused(*arguments, cwd=tmp_path) == f"mixerloop: {named}: is empty"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["bench", "operator", "--repeats", VAST], "repeats must be at most 1,000,000"),
+        (["bench", "prefill", "--batches", 0], "batches must be at least 1"),
+        (["bench", "prefill", "--batches", VAST], "batches must be at most 1,000,000"),
+        (["bench", "prefill", "--batches", 10**6], "1,024,000,000 tokens need"),
+        (["bench", "train", "--batch", HUGE], "batch must be at most 1,000,000"),
+        (["bench", "train", "--batch", 10**6, "--size", "nano"], "batch = 1,000,000, length"),
+        (["bench", "train", "--length", VAST], "length must be at most 1,000,000"),
+        (["bench", "transport", "--context", -1], "context must be at least 1"),
+        (["bench", "transport", "--context", 8], "which has room for 3"),
+        (["bench", "transport", "--positions", 0], "positions must be at least 1"),
+        (["bench", "core", "--examples", VAST], "examples must be at most 1,000,000"),
+        (["study", "x.toml", "--cells", VAST], "cells are numbers, such as 3,7"),
+    ],
+)
+def test_a_number_that_no_machine_can_serve_is_named(arguments, said, tmp_path):
+    assert said in refused(*arguments, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("key", ["d_model", "num_heads", "d_head", "d_ffn", "conv_width"])
+@pytest.mark.parametrize("verb", [["describe"], ["init", "--out", "run"]])
+def test_a_size_that_does_not_fit_the_memory_is_named_with_its_value(verb, key, tmp_path):
+    config = tmp_path / "large.toml"
+    config.write_text(f'[model]\npreset = "nano"\n{key} = {2**24}\n')
+    line = refused(verb[0], "large.toml", *verb[1:], cwd=tmp_path)
+    assert f"model.{key} = 16,777,216" in line
+    assert "of memory, and" in line
+    assert list(tmp_path.iterdir()) == [config]
+
+
+def test_sizes_whose_product_no_computer_can_count_are_named(tmp_path):
+    config = tmp_path / "large.toml"
+    keys = "".join(f"{key} = {2**24}\n" for key in ("d_model", "num_heads", "d_head"))
+    config.write_text(f'[model]\npreset = "nano"\n{keys}')
+    for verb in (["describe"], ["init", "--out", "run"]):
+        line = refused(verb[0], "large.toml", *verb[1:], cwd=tmp_path)
+        assert "model.d_head = 16,777,216" in line
+
+
+def test_more_layers_than_a_machine_can_make_are_named(tmp_path):
+    config = tmp_path / "deep.toml"
+    config.write_text(f'[model]\npreset = "nano"\nschedule = "no_loop"\nnum_layers = {2**24}\n')
+    assert "model.num_layers must be from 1 to 2,000" in refused("describe", config, cwd=tmp_path)
+
+
+def printed(*arguments, **variables) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, env={**environment("."), **variables}
+    )
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "ascii:strict"])
+def test_help_is_printed_in_every_encoding(encoding):
+    done = printed("describe", "--help", PYTHONIOENCODING=encoding)
+    assert done.returncode == 0, done.stderr
+    assert b"usage: mixerloop describe" in done.stdout
+
+
+@pytest.mark.parametrize("columns", ["0", "-7", "wide", "", "\N{SUPERSCRIPT TWO}", "9" * 30])
+def test_a_width_that_no_terminal_has_is_not_used(columns):
+    unset = environment(".")
+    del unset["COLUMNS"]
+    usual = subprocess.run([*COMMAND, "init", "--help"], capture_output=True, env=unset)
+    done = printed("init", "--help", COLUMNS=columns, LINES=columns)
+    assert (done.returncode, done.stdout) == (0, usual.stdout)
+    assert b"usage: mixerloop init" in done.stdout
+
+
+def test_control_characters_and_broken_names_are_escaped_in_an_error(tmp_path):
+    name = os.fsencode(tmp_path) + b"/a\x1b[31m\xff\xe2\x80\xae.toml"
+    done = printed("describe", name)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert b"a\\x1b[31m\\udcff\\u202e.toml: cannot read this config" in line
