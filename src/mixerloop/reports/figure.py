@@ -39,7 +39,7 @@ class Figure:
     title: str
     rows: list[Row]
     chart: "Callable[[], alt.TopLevelMixin]"
-    """Makes the chart, in the process that draws: a function of a module, or a `partial` of it."""
+    """Makes the chart, when the figure is drawn."""
     is_small: bool = False
     """Whether the page has room for two such figures side by side."""
 
