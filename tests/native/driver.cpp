@@ -3,6 +3,7 @@
 
 #include "call.h"
 
+#include <cmath>
 #include <cstdio>
 #include <random>
 #include <vector>
@@ -39,6 +40,8 @@ bool rule(int type, int set) {
     const std::int64_t tokens = batch * seq * heads, states = batch * heads * dk * dv;
     auto q = values<S>(tokens * dk, -0.2f, 0.2f), k = q, v = values<S>(tokens * dv);
     auto g = values<T>(tokens, -3, 0), b = values<T>(tokens, 0, 1), s0 = values<T>(states);
+    if (generator() % 4 == 0) b[generator() % tokens] = NAN;
+    if (generator() % 4 == 0) g[generator() % tokens] = -INFINITY;
     auto o = v, d_o = v, dq = q, d_k = k, d_v = v;
     auto sf = s0, kept = values<T>(states * groups), d_sf = s0, ds = s0, dg = g, db = b;
     const RuleCall call{batch, seq, heads, dk, dv, q.data(), k.data(), v.data(), g.data(), b.data(),

@@ -105,6 +105,7 @@ class _ChunkedGatedDeltaRule(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *d_results):  # pyright: ignore[reportIncompatibleMethodOverride]
         d_output, d_final_state = d_results
+        derivatives.refuse_batches("gated_delta_rule", "torch", *d_results)
         *inputs, states = ctx.saved_tensors
         tokens = inputs[:-1]
         with torch.autocast(d_output.device.type, enabled=False):

@@ -43,6 +43,15 @@ def numbers_are_hidden() -> bool:
     return any(layer.key() == _functorch.TransformType.Vmap for layer in stack)
 
 
+def refuse_batches(operator: str, form: Form, *cotangents: Tensor) -> None:
+    """Reject what `torch.autograd.grad` makes of `is_grads_batched=True`."""
+    if any(map(_functorch.is_legacy_batchedtensor, cotangents)):
+        raise ValueError(
+            f"{operator}: form {form} takes no batch of cotangents (is_grads_batched=True); "
+            "use torch.func.vjp with form torch, or form definition"
+        )
+
+
 def gradients_through(
     function: Callable[..., tuple[Tensor, ...]],
     inputs: Sequence[Tensor],

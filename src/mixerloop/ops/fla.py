@@ -48,10 +48,11 @@ def fla_gated_delta_rule(
     wants_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     chunked, recurrent = _kernels()
     rule = chunked if wants_gradient or key.shape[1] > LONGEST_RECURRENT else recurrent
+    cotangents: list[Tensor] = []
     if wants_gradient:
-        inputs = _DifferentiatedOnce.apply(*inputs)
+        inputs = _BeforeKernel.apply(cotangents, *inputs)
     query, key, value, log_decay, write_strength, initial_state = (x.contiguous() for x in inputs)
-    return rule(
+    results = rule(
         query,
         key,
         value,
@@ -61,20 +62,38 @@ def fla_gated_delta_rule(
         initial_state=initial_state,
         output_final_state=True,
     )
+    return _AfterKernel.apply(cotangents, *results) if wants_gradient else results
 
 
-class _DifferentiatedOnce(torch.autograd.Function):
-    """The inputs as they are; the gradients that the kernels return to them are for one use."""
+class _BeforeKernel(torch.autograd.Function):
+    """The inputs as they are. The gradients that the kernels return to them have no graph."""
 
     @staticmethod
-    def forward(ctx, *inputs):
+    def forward(ctx, cotangents, *inputs):
+        ctx.cotangents = cotangents
         ctx.save_for_backward(*inputs)
         return tuple(x.view_as(x) for x in inputs)
 
     @staticmethod
     def backward(ctx, *gradients):
-        _DERIVATIVES.check(*gradients)
-        return _DERIVATIVES.only_once(gradients, computed_from=ctx.saved_tensors)
+        computed_from = (*ctx.saved_tensors, *ctx.cotangents)
+        ctx.cotangents.clear()
+        return None, *_DERIVATIVES.only_once(gradients, computed_from=computed_from)
+
+
+class _AfterKernel(torch.autograd.Function):
+    """The results as they are; their cotangents are left for `_BeforeKernel`."""
+
+    @staticmethod
+    def forward(ctx, cotangents, *results):
+        ctx.cotangents = cotangents
+        return tuple(x.view_as(x) for x in results)
+
+    @staticmethod
+    def backward(ctx, *d_results):
+        _DERIVATIVES.check(*d_results)
+        ctx.cotangents[:] = d_results
+        return None, *d_results
 
 
 @cache

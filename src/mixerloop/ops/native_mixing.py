@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mixerloop.ops import native_library
-from mixerloop.ops.derivatives import GradientOnly
+from mixerloop.ops.derivatives import GradientOnly, refuse_batches
 from mixerloop.ops.native_library import GROUP_TOKENS
 
 _DERIVATIVES = GradientOnly("gated_delta_mixing", "native", instead="form torch or definition")
@@ -153,6 +153,7 @@ def _keep(ctx, inputs, output) -> None:
 
 def _gradients(ctx, d_output, d_final_state, _d_states):
     _DERIVATIVES.check(d_output, d_final_state)
+    refuse_batches("gated_delta_mixing", "native", d_output, d_final_state)
     qkv, gate, decay, write, conv, a_log, dt_bias, norm, history, state = _backward(
         *ctx.saved_tensors, d_output, d_final_state, *ctx.eps
     )
