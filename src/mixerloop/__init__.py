@@ -4,9 +4,10 @@ The names below are loaded when they are first used: `import mixerloop` loads no
 of your own, call `mixerloop.settle()` before torch is loaded; see `mixerloop.machine.settle`.
 """
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # `typing` takes longer to load than all else that a process does first
 if TYPE_CHECKING:
+    from typing import Any
+
     from mixerloop.config import load as load_config
     from mixerloop.data.corpora import prepare_climbmix, prepare_hops, prepare_stdlib, prepare_text
     from mixerloop.description import describe
@@ -76,7 +77,7 @@ _HOMES = {
 """The module and the name of each public name that is loaded on first use."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name not in _HOMES:
         raise AttributeError(f"module 'mixerloop' has no attribute '{name}'")
     import importlib

@@ -10,8 +10,11 @@ import io
 import os
 import signal
 import sys
-from types import FrameType
-from typing import TextIO
+
+TYPE_CHECKING = False  # `typing` takes longer to load than all else here
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import TextIO
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STDOUT, STDERR = "stdout", "stderr"
@@ -46,7 +49,7 @@ def heard() -> list[signal.Signals]:
     return [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
-def leave(number: int, frame: FrameType | None) -> None:
+def leave(number: int, frame: "FrameType | None") -> None:
     """End the process at once; for a process that has nothing to clean up."""
     os._exit(128 + number)
 
@@ -54,7 +57,7 @@ def leave(number: int, frame: FrameType | None) -> None:
 class Output(io.TextIOWrapper):
     """A stream that can print every character, and whose errors name it."""
 
-    def __init__(self, descriptor: int, name: str, *, like: TextIO | None) -> None:
+    def __init__(self, descriptor: int, name: str, *, like: "TextIO | None") -> None:
         super().__init__(
             io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False)),
             encoding="utf-8" if like is None else like.encoding,
@@ -96,7 +99,7 @@ class LastingOutput(Output):
         self.drop()
 
 
-def _is_plain(stream: TextIO | None, descriptor: int) -> bool:
+def _is_plain(stream: "TextIO | None", descriptor: int) -> bool:
     """Whether a stream is missing or Python's own, and not one that a program has put there."""
     if stream is None:
         return True
