@@ -134,7 +134,7 @@ def cases(arena: DiskArena, verbs: Sequence[Verb], *, per_verb: int, seed: int) 
         draws = random.Random(f"{seed}/{verb.name}")
         profile = arena.profile(verb)
         boundaries = sorted({pages - 1 for pages in profile if pages > 0})
-        number = max(3, per_verb // verb.cost)
+        number = max(2, per_verb // verb.cost)
         chosen = draws.sample(boundaries, min(len(boundaries), number // 2))
         peak = max(profile)
         left = number - len(chosen)
@@ -143,7 +143,7 @@ def cases(arena: DiskArena, verbs: Sequence[Verb], *, per_verb: int, seed: int) 
             yield Case(verb=verb, pages=pages)
         for files in sorted(draws.sample(range(1 + peak // 4), min(1 + peak // 4, left // 3))):
             yield Case(verb=verb, files=files)
-        for stream in ("stdout", "stderr"):
+        for stream in ("stdout", "stderr")[: per_verb // verb.cost]:
             yield Case(verb=verb, stream=stream)
 
 

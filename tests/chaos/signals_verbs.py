@@ -119,7 +119,7 @@ VERBS = (
         arguments=("study", "study.toml", "--out", "out", "--jobs", "2"),
         reads=("study.toml", "hops.toml"),
         makes=("out",),
-        cost=4,
+        cost=6,
     ),
     Verb(
         name="report",
