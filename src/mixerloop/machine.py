@@ -28,7 +28,7 @@ NUM_THREADS = "OMP_NUM_THREADS"
 PARENT = "MIXERLOOP_PARENT"
 """The id of the parent process, with which this process ends."""
 PARENT_DEATH_SIGNAL = 1  # of Linux's prctl
-GROUPS = Path("/sys/fs/cgroup")
+GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def settle() -> None:
@@ -93,8 +93,8 @@ def _bytes_left_by_limits() -> int | None:
 
 def _bytes_left_by_groups() -> Iterator[int]:
     """What each group that this process is in may still take, without its page cache."""
-    named = Path("/proc/self/cgroup")
-    own = re.search(r"^0::/(.*)$", named.read_text(), re.MULTILINE) if named.exists() else None
+    named = OWN_GROUP.read_text() if OWN_GROUP.exists() else ""
+    own = re.search(r"^0::/(.*)$", named, re.MULTILINE)
     if own is None:
         return
     group = GROUPS / own[1]

@@ -20,7 +20,8 @@ from mixerloop.ops.gated_delta_rule import choose_form
 
 def hear_interrupts():
     """A shell starts background work with Ctrl-C ignored, and what it starts inherits that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +163,9 @@ def test_a_config_file_can_stand_for_a_size(tmp_path):
     assert "mine.toml: model: unknown key num_pases" in refused("describe", config)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_stopped_init_leaves_nothing_behind(tmp_path, number, code):
     process = subprocess.Popen(
         [*COMMAND, "init", "110m", "--out", tmp_path / "run"],

@@ -12,6 +12,7 @@ import pytest
 import needs
 from command_line import COMMAND, environment
 from mixerloop import machine
+from mixerloop.start import STOPPING
 from saved_results import as_printed
 from small_model import training_file
 
@@ -61,7 +62,14 @@ def start(place, out, *options):
         text=True,
         env=without_a_choice(environment(place)),
         start_new_session=True,
+        preexec_fn=hear_all,
     )
+
+
+def hear_all():
+    """A shell starts background work with Ctrl-C ignored, and what it starts inherits that."""
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def finish(place, out, *options):
@@ -159,14 +167,17 @@ def test_a_killed_study_leaves_no_process_and_loses_nothing(place, alone, whole_
         assert [session["step"] > 0 for session in facts["sessions"]] == [False, True]
 
 
-def test_a_study_that_is_told_to_stop_saves_its_cells(place, alone):
-    process = start(place, "told", "--jobs", "2")
-    study = (place / "told").resolve()
+@pytest.mark.parametrize("number", STOPPING)
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_a_study_that_is_told_to_stop_saves_its_cells(place, alone, number, whole_group):
+    out = f"told-{number.name}-{whole_group}"
+    process = start(place, out, "--jobs", "2")
+    study = (place / out).resolve()
     wait_for(lambda: two_in_training(study), "training")
-    process.send_signal(signal.SIGTERM)
+    (os.killpg if whole_group else os.kill)(process.pid, number)
     said, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 128 + signal.SIGTERM
+    assert process.returncode == 128 + number
     assert said.count("stopped; the same command goes on from here") == 2
     assert not cells_at_work(study)
-    finish(place, "told")
+    finish(place, out)
     assert numbers(study) == alone

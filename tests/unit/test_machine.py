@@ -101,3 +101,29 @@ def test_the_users_number_of_threads_is_read_as_openmp_reads_it(value, threads, 
     if value is not None:
         monkeypatch.setenv(machine.NUM_THREADS, value)
     assert machine.chosen_threads() == threads
+
+
+def test_a_limit_of_the_shell_is_a_limit_of_free_memory():
+    limit = 4 * 2**30
+    script = (
+        "import resource; from mixerloop import machine\n"
+        f"resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))\n"
+        f"assert 0 < machine.free_bytes() < {limit}, machine.free_bytes()"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_limit_of_a_container_is_a_limit_of_free_memory(monkeypatch, tmp_path):
+    numbers = {
+        **{"memory.max": 1000, "memory.current": 900, "inner/memory.max": 5000},
+        **{"inner/memory.current": 100},
+    }
+    (tmp_path / "inner").mkdir()
+    for name, number in numbers.items():
+        (tmp_path / name).write_text(f"{number}\n")
+    (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 300\n")
+    (tmp_path / "cgroup").write_text("0::/inner\n")
+    monkeypatch.setattr(machine, "GROUPS", tmp_path)
+    monkeypatch.setattr(machine, "OWN_GROUP", tmp_path / "cgroup")
+    assert list(machine._bytes_left_by_groups()) == [4900, 400]
+    assert machine.free_bytes() == 400

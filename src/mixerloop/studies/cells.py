@@ -332,8 +332,8 @@ def _read_record(cls: type[R], path: Path, *, field: str | None = None) -> R | N
     """
     if not path.exists() and not path.is_symlink():
         return None
-    written = read_json(path)
     try:
+        written = read_json(path)
         if not isinstance(written, dict):
             raise ValueError("not an object")
         if SEAL in written:  # version 0.1.0 wrote none

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mixerloop.config import PRESETS, ComputeDtype
+from mixerloop.config import PRESETS, ComputeDtype, check_seed
 from mixerloop.data.preparation import Preparation, parse_preparation
 from mixerloop.data.tasks.registry import TASKS
+from mixerloop.kinds import LARGEST_SIZE
 from mixerloop.measures import MEASURES, measure_named
 from mixerloop.parsing import from_dict, one_line, suggest
 from mixerloop.study_folder import (
@@ -159,8 +160,11 @@ def _check(file: StudyFile) -> None:
                 )
         if not part.seeds or len(set(part.seeds)) < len(part.seeds):
             raise file.refused(f"{here}.seeds", "give one seed or more, each once")
-        if min(part.seeds) < 0:
-            raise file.refused(f"{here}.seeds", f"a seed is not negative: {min(part.seeds)}")
+        try:
+            for seed in part.seeds:
+                check_seed(seed)
+        except ValueError as error:
+            raise file.refused(f"{here}.seeds", error) from None
         if min(part.cpus, part.gpus + 1) < 1:
             raise file.refused(f"{here}.cpus", "a cell needs a processor")
         try:
@@ -207,6 +211,9 @@ def _check_transport(
     settings = part.transport
     if settings.windows < 2:
         raise file.refused(place, "an interval needs two windows or more")
+    for name in ("windows", "positions", "context"):
+        if getattr(settings, name) > LARGEST_SIZE:
+            raise file.refused(f"{place}.{name}", f"{name} must be at most {LARGEST_SIZE:,}")
     room = settings.context - 1 - settings.context // 2
     if settings.positions < 1 or (preparation.context is None and settings.positions > room):
         raise file.refused(
@@ -225,6 +232,8 @@ def _check_prefill(file: StudyFile, prefill: PrefillSettings) -> None:
     numbers = (*prefill.batches, prefill.length, prefill.warmup, prefill.repeats)
     if not prefill.sizes or not prefill.batches or min(numbers) < 1:
         raise file.refused("prefill", "name sizes and batches; every number must be at least 1")
+    if max(numbers) > LARGEST_SIZE:
+        raise file.refused("prefill", f"every number must be at most {LARGEST_SIZE:,}")
 
 
 def _refused(path: Path, text: str, place: str, reason: object) -> ValueError:
