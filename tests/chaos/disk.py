@@ -14,6 +14,7 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -224,6 +225,7 @@ def main() -> None:
     parser.add_argument("--only", type=int)
     options = parser.parse_args()
     machine.settle()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # unmounts the disk, as Ctrl-C does
     with tempfile.TemporaryDirectory() as name, small_disk(Path(name) / "disk") as disk:
         folder = Path(name)
         with Server(folder) as server:
