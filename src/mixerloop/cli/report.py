@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from mixerloop.files import json_text
+from mixerloop.messages import printable
 from mixerloop.progress_line import to_stderr
 
 HELP = """Write one self-contained page, report.md beside it and a folder of figures.
@@ -44,4 +45,4 @@ class Report:
         if self.json:
             print(json_text(report.to_json()), end="")
             return
-        print(*report.findings, f"report: {report.page}", sep="\n")
+        print(*map(printable, report.findings), f"report: {report.page}", sep="\n")

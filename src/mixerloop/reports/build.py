@@ -146,7 +146,11 @@ def _prefill(times: PrefillTimes, number: int) -> list[Element]:
     note = (
         f"{cases[0].length:,} tokens{'' if device is None else f', on {device}'}; medians, and "
         "the quartiles of the ratio round by round. "
-        + ("" if busy is None else f"Meanwhile other work took {busy:.1f} cores. ")
+        + (
+            ""
+            if not isinstance(busy, int | float)
+            else f"Meanwhile other work took {busy:.1f} cores. "
+        )
         + f"The paper, on a GPU: {paper.PREFILL}."
     )
     figure = charts.prefill(cases)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mixerloop.evaluation.hops_result import HopsResult
+from mixerloop.evaluation.hops_result import HopsAccuracy, HopsResult
 from mixerloop.evaluation.nll_result import NllResult
 from mixerloop.reports.figure import Figure, Row, data, dressed, model_color
 from mixerloop.reports.student_t import over_runs
@@ -114,9 +114,11 @@ def hops(part: PartResults) -> Figure | None:
     rows: list[Row] = []
     guess: dict[int, float] = {}
     for arm in part.arms:
-        results = arm.measured(HopsResult)
-        for of_seeds in zip(*(result.accuracy_by_hop for result in results), strict=True):
-            number = of_seeds[0].hops
+        by_number: dict[int, list[HopsAccuracy]] = {}
+        for result in arm.measured(HopsResult):
+            for hop in result.accuracy_by_hop:
+                by_number.setdefault(hop.hops, []).append(hop)
+        for number, of_seeds in by_number.items():
             guess[number] = of_seeds[0].guess
             accuracy = over_runs([hop.accuracy for hop in of_seeds])
             rows.append(

@@ -20,14 +20,14 @@ def provenance(results: StudyResults) -> Iterator[Element]:
             *(of, what, _text(facts, "seed"), _operators(facts)),
             *(_text(facts, "compute_dtype"), _text(facts, "checkpoint_sha256")[:10]),
             _text(facts, "data")[:10],
-            (facts.get("commit") or "")[:10] + "+" * bool(facts.get("dirty")),
+            _text(facts, "commit")[:10] + "+" * bool(facts.get("dirty")),
             _text(facts, "created"),
         ]
         for of, what, facts in births
     ]
     note = "A + behind a commit: files had been changed since. Differences come from the results."
     yield Table("Results", COLUMNS, rows, note)
-    for where in sorted({_machine(facts) for _, _, facts in births if "machine" in facts}):
+    for where in sorted({_machine(facts) for _, _, facts in births if facts.get("machine")}):
         yield Paragraph(where)
 
 
@@ -53,11 +53,17 @@ def _operators(facts: Facts) -> str:
     """The forms of operators that ran, without repetition."""
     forms = facts.get("forms")
     if isinstance(forms, dict):
-        return ", ".join(dict.fromkeys(forms.values()))
+        return ", ".join(dict.fromkeys(map(str, forms.values())))
     return _text(facts, "form")
 
 
 def _machine(facts: Facts) -> str:
-    machine, versions = facts["machine"], facts["versions"]
+    machine, versions = _table(facts, "machine"), _table(facts, "versions")
     names = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return f"{machine['processor']}, {machine['cores']} cores, {machine['system']}: {names}."
+    where = f"{_text(machine, 'processor')}, {_text(machine, 'cores')} cores"
+    return f"{where}, {_text(machine, 'system')}: {names}."
+
+
+def _table(facts: Facts, key: str) -> Facts:
+    value = facts.get(key)
+    return value if isinstance(value, dict) else {}

@@ -121,8 +121,8 @@ def _columns(part: PartResults) -> Iterator[_Column]:
         )
     if _has_bytes(part):
         yield _Column("bits/byte", _bits_per_byte)
-    for index, number in enumerate(_hops(part)):
-        yield _Column(f"{number} hop{'s' * (number > 1)}", partial(_accuracy, index=index))
+    for number in _hops(part):
+        yield _Column(f"{number} hop{'s' * (number > 1)}", partial(_accuracy, hops=number))
     if part.measured(CoreResult):
         yield _Column(
             score_named("core").title,
@@ -152,13 +152,19 @@ def _types(part: PartResults, kind: type[Result]) -> set[str]:
 
 
 def _hops(part: PartResults) -> list[int]:
-    results = part.measured(HopsResult)
-    return [hop.hops for hop in results[0].accuracy_by_hop] if results else []
+    return sorted(
+        {hop.hops for result in part.measured(HopsResult) for hop in result.accuracy_by_hop}
+    )
 
 
-def _accuracy(arm: ArmResults, index: int) -> str:
-    results = arm.measured(HopsResult)
-    return shown_over_runs([result.accuracy_by_hop[index].accuracy for result in results], ".3f")
+def _accuracy(arm: ArmResults, hops: int) -> str:
+    accuracies = [
+        hop.accuracy
+        for result in arm.measured(HopsResult)
+        for hop in result.accuracy_by_hop
+        if hop.hops == hops
+    ]
+    return shown_over_runs(accuracies, ".3f")
 
 
 def _core(scores: Sequence[Estimate | None]) -> str:

@@ -128,10 +128,22 @@ def read_study(folder: Path) -> StudyResults:
         of, _, run = name.rpartition("/")
         if run.startswith(".") or (of or run) not in parts or of.startswith("."):
             raise ValueError(f"{folder / study_folder.PLAN}: '{name}' is no name of this study's")
+    _check_arms(plan, folder / study_folder.PLAN)
     comparisons = {part.name: _comparison(folder, part.name) for part in plan.parts}
     prefill = _prefill(folder / study_folder.PREFILL)
     results = gather(plan, folder, comparisons)
     return results if prefill is None else dataclasses.replace(results, prefills={"": prefill})
+
+
+def _check_arms(plan: StudyPlan, path: Path) -> None:
+    """Raise if a cell names no arm of its part, or if the cost of an arm is not known."""
+    arms = {part.name: {arm.name for arm in part.arms} for part in plan.parts}
+    for cell in plan.cells:
+        if cell.arm not in arms.get(cell.part, ()):
+            raise ValueError(f"{path}: no model '{cell.arm}' in part '{cell.part}'")
+    for arm in (arm for part in plan.parts for arm in part.arms):
+        if not {"mixer", "ffn"} <= arm.macs.keys():
+            raise ValueError(f"{path}: model '{arm.name}' lacks the cost of a mixer or an ffn")
 
 
 def joined(studies: Mapping[str, StudyResults]) -> StudyResults:
@@ -239,11 +251,20 @@ def _comparison(folder: Path, part: str) -> Comparison | None:
     if not path.is_file():
         return None
     again = f"compare again: mixerloop study STUDY.toml --out {folder}"
-    return read_typed(Comparison, path, again=again)
+    comparison = read_typed(Comparison, path, again=again)
+    scores = {arm.name: set(arm.scores) for arm in comparison.arms if arm.runs}
+    compared = {tuple(pair.measures) for pair in comparison.pairs}
+    named = {name for pair in comparison.pairs for name in (pair.first, pair.second)}
+    if len(compared) != 1 or any(set(*compared) - scores.get(name, set()) for name in named):
+        raise ValueError(f"{path}: not a comparison of its own models; {again}")
+    return comparison
 
 
 def _prefill(path: Path) -> PrefillTimes | None:
     if not path.is_file():
         return None
     again = f"remove it and time again: mixerloop study STUDY.toml --out {path.parent}"
-    return read_typed(PrefillTimes, path, again=again)
+    times = read_typed(PrefillTimes, path, again=again)
+    if len({tuple(case.milliseconds) for case in times.cases}) != 1:
+        raise ValueError(f"{path}: no cases, or cases of different loops; {again}")
+    return times
