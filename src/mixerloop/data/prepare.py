@@ -337,7 +337,9 @@ class _Work:
             return
         context = multiprocessing.get_context("spawn")
         arguments = (self.folder, self.settings, os.getpid())
-        with ProcessPoolExecutor(self.workers, context, _start_worker, arguments) as pool:
+        with _without_terminal_signals():  # making the pool starts a process that tracks semaphores
+            pool = ProcessPoolExecutor(self.workers, context, _start_worker, arguments)
+        with pool:
             try:
                 self._run_all(left, pool)
             except BrokenProcessPool:

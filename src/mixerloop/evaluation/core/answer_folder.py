@@ -9,6 +9,7 @@ All JSON files are sealed. The division of examples into batches depends on thei
 a resumed evaluation gives the same answers, bit for bit.
 """
 
+import glob
 import hashlib
 import json
 import shutil
@@ -41,6 +42,8 @@ from mixerloop.results import encode
 
 SETTINGS = "settings.json"
 PARTS = "parts"
+BLOCK_NUMBERS = "-".join(["[0-9]" * 6] * 2)
+"""A pattern of the two numbers of a block in the name of its part."""
 
 Progress = Callable[[str, int, int], None]
 """Called after each block with the task, the block's examples, and its processed tokens."""
@@ -165,6 +168,11 @@ class AnswerFolder:
             write_sealed(path, parts[path])
             progress(label, len(block), processed)
         return self._finish(label, parts)
+
+    def remove_parts(self, label: str) -> None:
+        """Remove the blocks of a finished task that a stopped evaluation has left behind."""
+        for part in (self.folder / PARTS).glob(f"{glob.escape(label)}-{BLOCK_NUMBERS}.json"):
+            part.unlink()
 
     def num_answered(self, asking: AskedTask) -> int:
         """The number of examples in finished blocks of a task."""

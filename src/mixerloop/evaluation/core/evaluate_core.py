@@ -100,6 +100,8 @@ def evaluate_core(
         evaluation.answer(scorer_of(subject, share_prefixes=not plain))
         works = {task.label: saved.work(task.label) for task in opened.tasks}
         works = {label: work for label, work in works.items() if work is not None}
+        for label in works:
+            saved.remove_parts(label)
         finished = [asked(opened, task, limit=limit) for task in opened.choose(tuple(works))]
         all_answers = {of_task.task.label: saved.answers(of_task) for of_task in finished}
         differing = None
