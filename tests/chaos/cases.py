@@ -23,6 +23,8 @@ class Reading:
     """Fixtures whose files are damaged, one at a time."""
     lists: bool = False
     """Whether the verb shows many things, of which a damaged one must not hide the others."""
+    shows_results: bool = False
+    """Whether the verb shows whichever results are there."""
     resumes: bool = False
     """Whether files that an error leaves behind are those with which the same command resumes."""
     writes: str = r"(?!)"
@@ -90,6 +92,7 @@ READINGS: tuple[Reading, ...] = (
     ),
     Reading(
         name="compare measured other",
+        shows_results=True,
         arguments=("evaluate", "compare", "measured", "other", "--json"),
         brings=("data", "other"),
         damages=("measured",),
@@ -103,6 +106,7 @@ READINGS: tuple[Reading, ...] = (
     ),
     Reading(
         name="report measured",
+        shows_results=True,
         arguments=("report", "measured", "--out", "new.html"),
         damages=("measured",),
         is_slow=True,
@@ -138,6 +142,7 @@ READINGS: tuple[Reading, ...] = (
     ),
     Reading(
         name="report hopsrun",
+        shows_results=True,
         arguments=("report", "hopsrun", "--out", "new.html", "--json"),
         damages=("hopsrun",),
         is_slow=True,
@@ -239,6 +244,7 @@ READINGS: tuple[Reading, ...] = (
     ),
     Reading(
         name="report study",
+        shows_results=True,
         arguments=("report", "study"),
         damages=("study",),
         writes=STUDY_FILES,
@@ -252,6 +258,7 @@ READINGS: tuple[Reading, ...] = (
     ),
     Reading(
         name="compare cells",
+        shows_results=True,
         arguments=(
             *("evaluate", "compare", "study/hops/no_loop-seed1"),
             *("study/hops/mixer_loop(2)-seed1", "--json"),

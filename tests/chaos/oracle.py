@@ -9,18 +9,20 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from chaos.cases import Reading
+from chaos.cases import TIMED_FILES, Reading
 from chaos.options import OptionCase, named_by
 from chaos.program import Ended
 
 VOLATILE_KEYS = (
     *("created", "command", "commit", "dirty", "seconds", "tokens_per_second", "prefill_seconds"),
     *("decode_seconds", "began", "ended", "id", "pid", "busy_cores", "gemm_flops_per_second"),
+    *("checkpoint_sha256",),
 )
-"""Keys of JSON whose values are times, speeds, or say which process did the work."""
+"""Keys of JSON whose values are times, speeds, or say which process did the work. The hash of a
+checkpoint is one of them, because a checkpoint holds the times of its steps."""
 VOLATILE_FILES = re.compile(r"(^|/)(lock|log\.txt|timing\.jsonl|events\.out\.tfevents\.[^/]*)$")
 """Files that hold nothing but times, speeds and process ids; only their presence is compared."""
 SEALED_VOLATILE = ("timing.jsonl", "position.json")
@@ -28,11 +30,14 @@ SEALED_VOLATILE = ("timing.jsonl", "position.json")
 
 BUNDLE = re.compile(r'"bundle": "[0-9a-f]{64}"')
 """The sha256 of a bundle in a result of CORE."""
+RESULT = re.compile(r"/results/\w+\.json$")
+"""The file of a measure."""
+PLAN = re.MULTILINE | re.DOTALL
 STRAY = re.compile(r"\.partial$|^(tmp|home)/")
 """Paths that no verb may leave behind."""
 CACHES = re.compile(r"tmp/torchinductor_\w+(/|$)")
 """Torch's own cache of compiled code, which torch makes where temporary files are."""
-PROGRESS = re.compile(r"step \d+/\d+  loss|\[\d+/\d+\] \S+: ")
+PROGRESS = re.compile(r"step \d+/\d+  loss|\[\d+/\d+\] \S+: |training a tokenizer$|tokenising$")
 """Progress that an undamaged case does not show, because it is shown every few seconds."""
 
 _NUMBER_OR_WORD = r'(?:"(?:[^"\\]|\\.)*"|\[[^\]]*\]|[-+\w.]+)'
@@ -157,6 +162,8 @@ class Verdict:
 LISTED = "a list shows what is damaged or missing beside the rest, and exits with 0"
 MISSING = "a deleted file is named, and the result is made without it"
 OTHER_CELLS = "a study names the damaged file, runs its other cells, and exits with 1"
+REDONE = "a study names the state of a damaged cell in its plan, and makes the same results again"
+NOT_MEASURED = "a measure whose result was deleted counts as not measured; others are shown"
 OTHER_BUNDLE = "a changed bundle is another bundle, and the result has the sha256 of what was read"
 
 
@@ -190,10 +197,28 @@ def _rule(reading: Reading, damaged: Sequence[str], baseline: Baseline, seen: Se
         return LISTED
     if is_deleted and is_named:
         return MISSING
+    if is_deleted and reading.shows_results and RESULT.search(damaged[0]):
+        return NOT_MEASURED
+    if reading.name.startswith("study,") and _is_redone(reading, damaged, baseline, seen):
+        return REDONE
     before, now = (BUNDLE.search(text) for text in (baseline.stdout, seen.ended.stdout))
     if before and now and before[0] != now[0]:
         return OTHER_BUNDLE
     return None
+
+
+def _is_redone(reading: Reading, damaged: Sequence[str], baseline: Baseline, seen: Seen) -> bool:
+    """Whether only the plan, which is printed first, differs from the undamaged case."""
+    stdout = _without_plan(seen.ended.stdout)
+    ended = replace(seen.ended, stdout=stdout)
+    expected = replace(baseline, stdout=_without_plan(baseline.stdout))
+    timed = replace(reading, timed=TIMED_FILES)
+    return not _undamaged(timed, damaged, expected, replace(seen, ended=ended))
+
+
+def _without_plan(stdout: str) -> str:
+    """What a study prints after its table of cells."""
+    return re.sub(r"^cell .*?(?=^\S+: training in)|^expected: .*?\n", "", stdout, flags=PLAN)
 
 
 def _died(ended: Ended) -> list[str]:
@@ -324,7 +349,7 @@ def _undamaged(
             continue
         if is_damaged and _same_through_link(path, expected, after, seen):
             continue
-        return [f"another file without an error: {path}: {_short(expected)} -> {_short(now)}"]
+        return [f"another file without an error: {path}: {_difference(expected, now)}"]
     return []
 
 
@@ -338,6 +363,13 @@ def _same_through_link(
     prefix = f"{seen.box}/".encode()
     moved = after.get(target.removeprefix(prefix).removeprefix(b"BOX/").decode())
     return kind == "link" and moved is not None and moved[1] == (expected or ("", b""))[1]
+
+
+def _difference(expected: State | None, now: State | None) -> str:
+    if expected is None or now is None or expected[0] != now[0]:
+        return f"{_short(expected)} -> {_short(now)}"
+    before, after = (content.decode(errors="replace") for _, content in (expected, now))
+    return _first_difference(before, after)
 
 
 def _first_difference(expected: str, found: str) -> str:

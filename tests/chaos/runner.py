@@ -309,8 +309,10 @@ def main() -> int:
     base = shared_memory if os.access(shared_memory, os.W_OK) else None
     scratch = Path(tempfile.mkdtemp(prefix="chaos-", dir=base))
     place = fixtures.Place((options.place or scratch / "place").resolve())
-    tally = _run(options, place, scratch, obeys=obeys)
-    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        tally = _run(options, place, scratch, obeys=obeys)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     where = "" if options.place is None else f" --place {options.place}"
     show(tally, repeat=f"python -m chaos {options.what} --seed {options.seed}{where}")
     if options.json is not None:
