@@ -12,6 +12,7 @@ import pytest
 
 from command_line import COMMAND, environment
 from mixerloop import start
+from small_model import training_file
 
 CLOSED = [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)]
 CODES = [(number, 128 + number) for number in start.STOPPING]
@@ -26,6 +27,7 @@ run_program(work)
 EARLY = """
 import os
 from mixerloop import start
+from small_model import training_file
 start.begin()
 os.write(1, b"!")
 from mixerloop.__main__ import main
@@ -74,6 +76,33 @@ def test_a_verb_works_with_closed_streams(descriptors, tmp_path):
     assert done.stderr == b""
     assert (b"next: " in done.stdout) == (1 not in descriptors)
     assert [path.name for path in tmp_path.iterdir()] == ["hops"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("descriptors", [(2,), (0, 1, 2)])
+def test_every_long_verb_works_with_closed_streams(descriptors, tmp_path):
+    (tmp_path / "small.toml").write_text(training_file("hops"))
+    for arguments, made in (
+        (["data", "prepare", "hops", "--out", "hops"], "hops/manifest.json"),
+        (["train", "small.toml", "--out", "run"], "run/checkpoints/step-4/contents.json"),
+        (["evaluate", "nll", "run"], "run/results/nll.json"),
+        (["evaluate", "hops", "run"], "run/results/hops.json"),
+        (
+            ["transport", "run", "--windows", "4", "--positions", "4"],
+            "run/results/transport.json",
+        ),
+        (["export", "run", "--out", "exported"], "exported/model.safetensors"),
+        (["report", "run", "--out", "page.html"], "page.html"),
+    ):
+        done = subprocess.run(
+            [*COMMAND, *arguments],
+            cwd=tmp_path,
+            env=environment(tmp_path),
+            capture_output=True,
+            preexec_fn=without(descriptors),
+        )
+        assert (done.returncode, done.stderr) == (0, b""), arguments
+        assert (tmp_path / made).is_file()
 
 
 @pytest.mark.parametrize("descriptors", CLOSED)
