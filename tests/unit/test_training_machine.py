@@ -18,6 +18,7 @@ from mixerloop.training import trainer as trainers
 from mixerloop.training.metrics import JsonLines
 from mixerloop.training.parallel import Ranks
 from mixerloop.training.run_setup import begin, resumed_config
+from mixerloop.training.signals import Signals
 from mixerloop.training.trainer import Trainer
 from small_model import small_config
 
@@ -127,9 +128,9 @@ def test_threads_follow_the_neighbours_only_where_no_bit_depends_on_them(
     torch.set_num_threads(2)
     config = begin(tmp_path / "run", config, ranks=Ranks())
     trainer = Trainer(tmp_path / "run", config, ranks=Ranks())
-    assert trainer._core_share()._follows
+    assert trainer._core_share(Signals())._follows
     monkeypatch.setenv(machine.NUM_THREADS, "2")
-    assert not trainer._core_share()._follows, "the user has chosen"
+    assert not trainer._core_share(Signals())._follows, "the user has chosen"
     monkeypatch.delenv(machine.NUM_THREADS)
     accumulate = trainers.accumulate
 
@@ -141,7 +142,7 @@ def test_threads_follow_the_neighbours_only_where_no_bit_depends_on_them(
         return found
 
     monkeypatch.setattr(trainers, "accumulate", depends_on_threads)
-    assert not trainer._core_share()._follows
+    assert not trainer._core_share(Signals())._follows
     assert torch.get_num_threads() == 2
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
 
@@ -158,5 +159,5 @@ def test_the_last_micro_batch_is_looked_at_too(config, tmp_path, restored_thread
         return accumulate(engine, batch, computation)
 
     monkeypatch.setattr(trainers, "accumulate", recorded)
-    trainer._core_share()
+    trainer._core_share(Signals())
     assert sorted(sizes) == [2, 2, 8, 8]

@@ -22,17 +22,21 @@ class Computation:
     ranks: Ranks
 
 
+class StepStopped(Exception):  # noqa: N818  (not an error)
+    """A step was ended before its update, as a signal asked."""
+
+
 def accumulate(
     summed_loss: ParallelLoss,
     batch: Batch,
     computation: Computation,
     *,
     stopped: Callable[[], bool] | None = None,
-) -> tuple[float | None, int]:
+) -> tuple[float, int]:
     """Add the gradient of the mean loss over the scored tokens of all ranks to the parameters.
 
     Returns this rank's summed loss and the number of scored tokens of all ranks. `stopped` is asked
-    before each micro-batch; once it is true the rest is left out, and the summed loss is None.
+    before each micro-batch; once it is true, `StepStopped` is raised.
     """
     micro_batch, ranks = computation.micro_batch, computation.ranks
     (num_scored,) = ranks.total(int((batch.labels != NOT_SCORED).sum()))
@@ -44,7 +48,7 @@ def accumulate(
     summed = torch.zeros((), dtype=torch.float64, device=ranks.device)
     for start in range(0, len(inputs), micro_batch):
         if stopped is not None and stopped():
-            return None, int(num_scored)
+            raise StepStopped
         rows = slice(start, start + micro_batch)
         with summed_loss.sharing(now=rows.stop >= len(inputs)):
             with compute_in(computation.compute_dtype, ranks.device.type):

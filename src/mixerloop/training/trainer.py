@@ -32,7 +32,7 @@ from mixerloop.training import checkpoints
 from mixerloop.training.budget import Budget, budget_of
 from mixerloop.training.core_share import CoreShare
 from mixerloop.training.gemm_rate import gemm_rate
-from mixerloop.training.gradients import Computation, accumulate, clip
+from mixerloop.training.gradients import Computation, StepStopped, accumulate, clip
 from mixerloop.training.loss import SummedLoss
 from mixerloop.training.lr_curve import learning_rate
 from mixerloop.training.memory import check_batch_fits
@@ -162,18 +162,15 @@ class Trainer:
         while not self.finished and self.step != until:
             share.follow()
             try:
-                batch, failure = _next(batches, received)
-                stop = self._agreed_to_stop(bool(received) or batch is None)
-                update = None if stop or batch is None else self._update(batch, received)
-            except KeyboardInterrupt:
+                batch = self._next_batch(batches, received)
+                loss, grad_norm, rate = self._update(batch, received)
+            except (StepStopped, KeyboardInterrupt) as stopped:
                 self._save_before_stop(watchers)
-                raise
-            if update is None:
-                self._save_before_stop(watchers)
-                if failure is not None:
-                    raise failure
+                if isinstance(stopped, KeyboardInterrupt):
+                    raise
+                if stopped.__cause__ is not None:
+                    raise stopped.__cause__ from None
                 return
-            loss, grad_norm, rate = update
             self.step += 1
             seconds = self.clock.seconds
             self.spent = self._agreed(seconds)
@@ -197,19 +194,32 @@ class Trainer:
             if self.finished or self.step == until or self.step % train.checkpoint_every == 0:
                 self._save(watchers)
 
-    def _agreed_to_stop(self, stop: bool) -> bool:
-        """Whether any rank has to stop; raises on every rank if one has found damaged data."""
+    def _next_batch(self, batches: Generator[Batch], received: Signals) -> Batch:
+        """The next batch; raises on every rank if a rank has a signal, no batch or damaged data.
+
+        The cause of `StepStopped` is the error with which reading the batch failed.
+        """
+        batch = failure = None
+        try:
+            with received.may_interrupt():
+                batch = next(batches, None)
+        except (OSError, ValueError, MemoryError) as error:
+            failure = error
         damage = None if self.data_check is None else self.data_check.damage
-        num_stops, num_damaged = self.ranks.total(stop, damage is not None)
+        num_stops, num_damaged = self.ranks.total(
+            bool(received) or batch is None, damage is not None
+        )
         if num_damaged:
             raise self._unusable(damage)
-        return num_stops > 0
+        if num_stops or batch is None:
+            raise StepStopped from failure
+        return batch
 
-    def _update(self, batch: Batch, received: Signals) -> tuple[float, float, float] | None:
+    def _update(self, batch: Batch, received: Signals) -> tuple[float, float, float]:
         """Make one update; returns its loss, gradient norm and learning rate.
 
-        A signal that arrives before the last micro-batch ends the step before its update, which
-        the resumed run makes again; then the result is None. Several ranks finish their step.
+        A signal that arrives before the last micro-batch stops the step before its update, which
+        the resumed run makes again. Several ranks finish their step.
         """
         train = self.train_config
         torch.manual_seed(step_seed(train.seed, self.step, self.ranks.rank))
@@ -228,8 +238,6 @@ class Trainer:
             summed, num_scored = accumulate(
                 self.summed_loss, batch, self.computation, stopped=stopped
             )
-        if summed is None:
-            return None
         parameters = [
             parameter for group in self.optimizer.param_groups for parameter in group["params"]
         ]
@@ -442,15 +450,6 @@ class Clock:
             yield
         finally:
             self.start()
-
-
-def _next(batches: Generator[Batch], received: Signals) -> tuple[Batch | None, Exception | None]:
-    """The next batch; or None after a signal, or None and the error with which reading failed."""
-    try:
-        with received.may_interrupt():
-            return next(batches, None), None
-    except (OSError, ValueError, MemoryError) as error:
-        return None, error
 
 
 def open_data(config: RunConfig) -> tuple[Prepared, Windows, Windows]:
