@@ -413,6 +413,22 @@ def test_an_input_may_be_computed_from_another_input(form):
         assert_close(curvature(form), curvature("definition"))
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of its own workings
+@pytest.mark.usefixtures("shapes_unchecked")  # the compiler cannot trace the checks
+@pytest.mark.parametrize("form", ["torch", pytest.param("native", marks=needs.KERNEL.mark)])
+@pytest.mark.parametrize("derivative", [dual_tensors, func_jvp])
+def test_forward_mode_of_compiled_code_is_right_or_refused(form, derivative):
+    inputs = rule_inputs()
+    compiled = torch.compile(in_form("gated_delta_rule", form), backend="eager")
+    if form == "native":
+        with pytest.raises(ValueError, match="form native has no forward-mode derivative"):
+            derivative(compiled, inputs)
+    else:
+        wanted = derivative(in_form("gated_delta_rule", "definition"), inputs)
+        assert_close(derivative(compiled, inputs), wanted)
+
+
 @needs.KERNEL.mark
 def test_a_kept_graph_alone_is_no_second_derivative():
     xs = leaves(rule_inputs())

@@ -197,6 +197,22 @@ def test_a_log_decay_of_minus_infinity_forgets_and_weak_decays_keep_their_digits
         assert tensor.isfinite().all()
 
 
+@pytest.mark.parametrize("form", FAST_FORMS)
+@pytest.mark.parametrize("log_decay", [80.0, 100.0, 300.0, 1000.0, 1e30])
+def test_a_log_decay_above_zero_grows_until_it_is_infinite(log_decay, form):
+    inputs = rule_case(5, 40, torch.float32)
+    inputs["log_decay"][:, 20] = log_decay
+    wanted = gated_delta_rule(**inputs, form="definition")[0]
+    got = gated_delta_rule(**inputs, form=form)[0]
+    assert_same(
+        {"output": got},
+        {"output": wanted.double()},
+        tolerance=TOLERANCE[torch.float32],
+        also_not_finite=True,
+    )
+    assert wanted[:, :20].isfinite().all()
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own forward mode
 @pytest.mark.parametrize("derivative", [torch.func.jvp, torch.func.vmap])
 def test_transforms_of_the_chunked_rule_keep_earlier_tokens(derivative):

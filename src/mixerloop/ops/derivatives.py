@@ -18,9 +18,9 @@ from mixerloop.config import Form
 
 def transforms_are_active() -> bool:
     """Whether a transform of `torch.func` or forward mode surrounds the caller."""
-    return not torch.compiler.is_compiling() and (
-        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    )
+    if forward_ad._current_level >= 0:
+        return True
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def needs_more_than_gradients() -> bool:
@@ -32,7 +32,9 @@ def needs_more_than_gradients() -> bool:
 
 def are_transformed(*tensors: Tensor) -> bool:
     """Whether a surrounding transform differentiates with respect to one of the tensors."""
-    return transforms_are_active() and any(map(_is_transformed, tensors))
+    if not transforms_are_active():
+        return False
+    return torch.compiler.is_compiling() or any(map(_is_transformed, tensors))
 
 
 def numbers_are_hidden() -> bool:

@@ -7,6 +7,13 @@ Per head, with key k, query q, value v, write strength b in [0, 2] and log decay
 
 Normalising and scaling query and key is the caller's work. The state and all sums are float32, or
 float64 when any input is; the output has the type of `value`.
+
+All derivatives of the forms `definition` and `torch` are right; `native` and `fla` have gradients
+and reject the others. A number that is not finite reaches its own and later tokens: in the forms
+`torch` (on a CPU) and `native`, outputs and gradients are finite where those of the definition are.
+For a loss of earlier tokens only, the definition's own gradients of these tokens are NaN, but for
+the queries', if a later query, key, log decay or write strength is not finite: 0 times NaN is NaN.
+After a value that is not finite they are right. A log decay of -inf forgets, and all is finite.
 """
 
 from collections.abc import Callable

@@ -187,9 +187,14 @@ inline Vector<double> exponential(Vector<double> x) {
     return x;
 }
 
+// For any x: what exponential() cannot hold is infinite.
 template <class T>
 inline void exponentials(const T* x, T* to, Index size) {
-    for (Index at = 0; at < size; at += Lanes<T>::count) store(to + at, exponential(load(x + at)));
+    constexpr T highest = sizeof(T) == sizeof(float) ? T(88.72283) : T(709.78271);
+    for (Index at = 0; at < size; at += Lanes<T>::count) {
+        const Vector<T> given = load(x + at);
+        store(to + at, given > highest ? all(T(INFINITY)) : exponential(given));
+    }
 }
 
 // 1 / x for x from 1 to 2. A division of sixteen floats takes as long as sixteen multiply-adds; an
