@@ -130,9 +130,11 @@ def test_a_report_of_new_results_replaces_the_old_report(place):
     assert files_of(place) == after
 
 
-def test_a_page_in_no_folder_is_refused_before_any_work(place):
-    line = refused("report", "run", "--out", "nowhere/x.html", cwd=place)
-    assert line == "mixerloop: nowhere/x.html: there is no folder nowhere"
+@pytest.mark.parametrize("folder", ["hops.toml", "run/checkpoints/step-2"])
+def test_a_page_goes_into_no_file_and_no_checkpoint(place, folder):
+    before = files_of(place)
+    assert folder in refused("report", "run", "--out", f"{folder}/x.html", cwd=place)
+    assert files_of(place) == before
 
 
 def test_a_picture_is_what_its_name_says(place):

@@ -19,6 +19,7 @@ from mixerloop.reports.elements import (
     Table,
     as_markdown,
     escaped,
+    with_distinct_names,
 )
 from mixerloop.reports.figure import Figure, Row
 from mixerloop.reports.page import as_page
@@ -117,3 +118,11 @@ def test_a_figure_that_was_not_drawn_is_named_in_the_page_and_in_markdown():
     markdown = as_markdown(report, "figures", ())
     assert "(figures/figure.csv)" in markdown
     assert "(figures/figure.svg)" not in markdown
+
+
+def test_figures_of_models_with_similar_names_have_files_of_their_own():
+    sections = with_distinct_names(
+        [Section("x", [Figure(name, name, [], alt.Chart) for name in ("a", "A", "b", "a", "a-2")])]
+    )
+    names = [figure.name for figure in Report("", "", sections).figures()]
+    assert names == ["a", "A-2", "b", "a-3", "a-2-2"]

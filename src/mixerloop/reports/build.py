@@ -7,7 +7,16 @@ from mixerloop.evaluation.comparison_result import Comparison
 from mixerloop.measures import score_named
 from mixerloop.notation import parse
 from mixerloop.reports import charts
-from mixerloop.reports.elements import Drawing, Element, Findings, Paragraph, Report, Section, Table
+from mixerloop.reports.elements import (
+    Drawing,
+    Element,
+    Findings,
+    Paragraph,
+    Report,
+    Section,
+    Table,
+    with_distinct_names,
+)
 from mixerloop.reports.provenance_section import provenance
 from mixerloop.reports.results_section import arm_names, results
 from mixerloop.reports.schedule_diagram import draw
@@ -52,7 +61,7 @@ def build_report(study: StudyResults) -> Report:
         sections.append(Section(f"{of}prefill".capitalize(), _prefill(times, number)))
     sections.append(Section("The paper's figures", _paper()))
     sections.append(Section("Where every number is from", list(provenance(study))))
-    return Report(study.title, study.about, sections)
+    return Report(study.title, study.about, with_distinct_names(sections))
 
 
 def findings(study: StudyResults) -> list[str]:

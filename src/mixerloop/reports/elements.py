@@ -1,8 +1,8 @@
 """The elements of a report: sections of paragraphs, tables, figures and drawings."""
 
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from urllib.parse import quote
 
 from mixerloop.reports.figure import Figure
@@ -73,6 +73,26 @@ class Report:
             for element in section.elements
             if isinstance(element, Figure)
         ]
+
+
+def with_distinct_names(sections: Sequence[Section]) -> list[Section]:
+    """The same sections; figures and drawings whose files would have one name get a number."""
+    taken: set[str] = set()
+
+    def distinct(element: Element) -> Element:
+        if not isinstance(element, Drawing | Figure):
+            return element
+        name, number = element.name, 1
+        while name.lower() in taken:  # some disks do not tell upper from lower case
+            number += 1
+            name = f"{element.name}-{number}"
+        taken.add(name.lower())
+        return replace(element, name=name)
+
+    return [
+        replace(section, elements=[distinct(element) for element in section.elements])
+        for section in sections
+    ]
 
 
 def as_markdown(report: Report, figures: str, drawn: Collection[str]) -> str:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from mixerloop.files import check_can_hold
 from mixerloop.ownership import Ledger
 from mixerloop.reports.drawing import Drawings, draw_figures
 from mixerloop.reports.elements import Drawing, Findings, Paragraph, Report, Table, as_markdown
@@ -14,8 +15,7 @@ TEMPLATE = "page.html.j2"
 
 def check_page(page: Path, *, overwrite: bool = False) -> None:
     """Raise, before any work, if a report would replace a file that this program did not write."""
-    if not page.parent.is_dir():
-        raise ValueError(f"{page}: there is no folder {page.parent}")
+    check_can_hold(page.parent)
     Ledger(_figures_folder(page)).check((page, page.with_suffix(".md")), overwrite=overwrite)
 
 
