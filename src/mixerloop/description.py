@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from mixerloop import config
@@ -95,7 +96,7 @@ def description_text(described: Description) -> str:
 def _print(console: Console, described: Description) -> None:
     model = described.model
     console.print(
-        f"[bold]{described.size}[/bold]: {model.parameters:,} parameters; "
+        f"[bold]{escape(described.size)}[/bold]: {model.parameters:,} parameters; "
         f"the ffn does {model.ffn_share:.1%} of a layer's projection work"
     )
     console.print(_schedule_table(described))

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 import tyro
 
 from mixerloop.files import json_text
+from mixerloop.messages import printable
+from mixerloop.progress_line import to_stderr
 
 HELP = """Plan a study, run its unfinished cells, and write its report.
 
@@ -78,11 +80,13 @@ class Study:
             tokenizer=self.tokenizer,
         )
         report = outcome.report
+        if report is not None and report.warning is not None:
+            to_stderr(f"{report.warning}\n")
         if self.json:
             facts = {"folder": str(outcome.folder), "failed": list(outcome.failed)}
             print(json_text(facts if report is None else report.to_json()), end="")
         elif report is not None:
-            print(*report.findings, f"report: {report.page}", sep="\n")
+            print(*map(printable, report.findings), f"report: {report.page}", sep="\n")
         if outcome.failed:
             print(f"failed: {', '.join(outcome.failed)}; start again to retry")
             sys.exit(1)

@@ -132,17 +132,15 @@ def exported_model(
 ) -> ModelConfig:
     """Sizes and schedule of a folder's model, without its weights."""
     check_export(folder)
+    place = folder
     try:
-        return model_config(
-            exported_config(folder),
-            has_residual=_has_residual(folder),
-            schedule=schedule,
-            ignore=ignore,
-        )
+        has_residual, config = _has_residual(folder), exported_config(folder)
+        place = folder / CONFIG
+        return model_config(config, has_residual=has_residual, schedule=schedule, ignore=ignore)
     except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from None
+        raise ValueError(f"{place}: {error}") from None
     except DAMAGE as error:
-        raise ValueError(f"{folder}: damaged, or of another model: {one_line(error)}") from None
+        raise ValueError(f"{place}: damaged, or of another model: {one_line(error)}") from None
 
 
 def exported_config(folder: Path) -> dict[str, Any]:

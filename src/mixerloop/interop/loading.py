@@ -61,12 +61,14 @@ def open_subject(
     device: Device = "auto",
     results: Path | str | None = None,
     keep: bool = True,
+    overwrite: bool = False,
 ) -> Subject:
     """Load a run, one of its checkpoints, or an exported folder, ready to be measured.
 
     Results are saved in `results`, or by default in the run's own results folder. Results of a run
     under another schedule, and of an exported folder, are saved in `results` only. Without `keep`
-    the run's own results folder is not used, so that the run may be read-only.
+    the run's own results folder is not used, so that the run may be read-only. With `overwrite`
+    results also replace files that this program did not write.
     """
     machine.keep_freed_memory()
     where = None if results is None else Path(results)
@@ -88,6 +90,7 @@ def open_subject(
         config=loaded.config,
         schedule=resolve(model.schedule if schedule is None else schedule, model.num_layers),
         compute_dtype=compute_dtype,
+        overwrite=overwrite,
     )
 
 

@@ -112,7 +112,10 @@ def state_of(folder: Path, name: str, measure: Sequence[str]) -> CellState:
         state = "done"
     elif (error := _damage(run, measure)) is not None:
         state = "damaged"
-    if not (run / runs.PROVENANCE).is_file():
+    provenance = run / runs.PROVENANCE
+    if provenance.is_symlink() and not provenance.exists() and state != "running":
+        return CellState(state="damaged", error=f"{provenance}: a link to nothing")
+    if not provenance.is_file():
         return CellState(state=state, error=error)
     training = status(run)
     if training.state == "damaged" and state != "running":

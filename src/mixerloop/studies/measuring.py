@@ -72,5 +72,7 @@ def take_transport(subject: Subject, part: PartSettings, line: ProgressLine) -> 
     )
     result = measure_transport(subject, looking, control=True, progress=counting(line, "windows"))
     assert subject.results is not None  # a run under its own schedule has a results folder
-    write_transport_figures(result, subject.results)
+    warning = write_transport_figures(result, subject.results)
+    if warning is not None:
+        line.say(warning)
     return result

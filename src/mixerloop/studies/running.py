@@ -10,6 +10,7 @@ from mixerloop.files import check_can_hold
 from mixerloop.parsing import one_line, one_of
 from mixerloop.program import is_stopping
 from mixerloop.progress_line import LOG_SECONDS_VARIABLE
+from mixerloop.reports.page import check_page
 from mixerloop.studies.cells import (
     CellState,
     check_cells,
@@ -31,6 +32,7 @@ from mixerloop.studies.side_by_side import (
     threads_of_each,
 )
 from mixerloop.studies.study import CORPUS, HELD_OUT, TOKENIZER, read_study
+from mixerloop.study_folder import REPORT
 
 Engine = Literal["here", "ray"]
 SHOWN_SECONDS = 1  # between the lines of progress of cells that run side by side
@@ -174,6 +176,8 @@ def run_planned(
         HELD_OUT: [Path(path) for path in held_out],
         TOKENIZER: [] if tokenizer is None else [Path(tokenizer)],
     }
+    if not planned.picked and plan.folder.is_dir():
+        check_page(plan.folder / REPORT)  # now, and not only after hours of training
     _start(plan, user_files)
     failed = _run_cells(planned, engine)
     if planned.picked:

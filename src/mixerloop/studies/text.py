@@ -41,6 +41,7 @@ def plan_text(planned: PlannedStudy) -> str:
 def status_text(status: StudyStatus) -> str:
     """The state of every cell, and how many are done."""
     table = table_of("cell", "name", "state", "step", "of", "trained", "problem")
+    table.columns[-1].overflow = "fold"  # the name of a file is shown whole
     for cell in status.cells:
         state = cell.state
         table.add_row(
