@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup peers test test-all check study bench picture clean
+.PHONY: setup peers test test-all chaos check study bench picture clean
 
 setup: .venv/.ready
 
@@ -29,7 +29,12 @@ test: setup
 
 # Fourteen minutes: the rest too, such as kill storms, sanitizers, ranks, Ray and lm-eval. No extra may be missing.
 test-all: peers
-	$(PYTEST) --full
+	$(PYTEST) --full --ignore=tests/chaos
+
+# Half an hour or more: damaged files, strange options, signals, full disks and kills, generated for
+# every verb; `make test` runs a sample of each. It prints how many cases ran.
+chaos: peers
+	$(PYTEST) --full tests/chaos
 
 # The types are checked against the optional packages too.
 check: peers
