@@ -197,6 +197,16 @@ def test_a_log_decay_of_minus_infinity_forgets_and_weak_decays_keep_their_digits
         assert tensor.isfinite().all()
 
 
+def test_a_state_whose_sum_overflows_is_no_broken_state():
+    inputs = rule_case(5, 70, torch.float32)
+    inputs["value"] *= 1e37
+    inputs["initial_state"] *= 0
+    wanted, state = gated_delta_rule(**inputs, form="definition")
+    got, _ = gated_delta_rule(**inputs, form="torch")
+    assert state.isfinite().all()
+    torch.testing.assert_close(got / 1e37, wanted / 1e37, rtol=0, atol=TOLERANCE[torch.float32])
+
+
 @pytest.mark.parametrize("form", FAST_FORMS)
 @pytest.mark.parametrize("log_decay", [80.0, 100.0, 300.0, 1000.0, 1e30])
 def test_a_log_decay_above_zero_grows_until_it_is_infinite(log_decay, form):

@@ -148,14 +148,21 @@ def goes_past_dispatcher(*tensors: torch.Tensor) -> bool:
     much as the kernel, and its first call of a custom operator loads torch's compiler: more than a
     second.
     """
-    return (
-        not (torch.compiler.is_compiling() or torch._C._is_tracing())
-        and not torch._C._are_functorch_transforms_active()  # vmap's tensors look plain
-        and forward_ad._current_level < 0  # so do tensors with tangents
-        and torch._C._len_torch_dispatch_stack() == 0
-        and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
-        and all(type(tensor) in PLAIN and tensor.device.type == "cpu" for tensor in tensors)
-    )
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or torch._C._are_functorch_transforms_active()  # vmap's tensors look plain
+        or forward_ad._current_level >= 0  # so do tensors with tangents
+        or torch._C._len_torch_dispatch_stack()
+    ):
+        return False
+    records = torch.is_grad_enabled()
+    for tensor in tensors:
+        if type(tensor) not in PLAIN or tensor.device.type != "cpu":
+            return False
+        if records and tensor.requires_grad:
+            return False
+    return True
 
 
 def keeps_states(*tensors: torch.Tensor) -> bool:
