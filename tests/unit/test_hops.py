@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from mixerloop.data.batches import Batches
 from mixerloop.data.corpora import prepare_hops
 from mixerloop.data.prepared import open_prepared
+from mixerloop.data.shards import seal_manifest
 from mixerloop.data.tasks.hops import Hops, HopsSettings
 from mixerloop.data.windows import NOT_SCORED
 
@@ -77,6 +78,7 @@ def test_a_folder_stands_for_the_task(tmp_path):
     (tmp_path / "hops" / "manifest.json").write_text(
         '{"format": "mixerloop-hops-1", "settings": {"num_nodes": 1}}'
     )
+    seal_manifest(tmp_path / "hops")
     with pytest.raises(ValueError, match=r"hops\.num_nodes must be from 2"):
         open_prepared(tmp_path / "hops").windows("train", context=None)
 
