@@ -27,7 +27,6 @@ run_program(work)
 EARLY = """
 import os
 from mixerloop import start
-from small_model import training_file
 start.begin()
 os.write(1, b"!")
 from mixerloop.__main__ import main
