@@ -117,7 +117,7 @@ def test_bad_input_gets_one_line(tmp_path, tokenizer, stdlib):
     for arguments, message in [
         (["prepare", "text", *out], "name the files or folders"),
         (["prepare", "text", tmp_path / "gone", *out], "there is no such file or folder"),
-        (["prepare", "stdlib", *out, "--workers", 0], "workers must be at least 1"),
+        (["prepare", "stdlib", *out, "--workers", 0], "workers must be from 1 to 1024"),
         (["prepare", "stdlib", *out, "--vocab-size", 3], "vocab size must be from 260"),
         (["prepare", "stdlib", *out, "--held-out-share", 2], "held-out share must be from 0"),
         (["prepare", "stdlib", "--out", stdlib], "already prepared"),
