@@ -71,11 +71,11 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
         flops_per_token=flops_per_token,
     )
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    try:
-        check_space(run, (train.keep_last + 1) * num_parameters * BYTES_PER_PARAMETER)
-    except ValueError as error:
-        raise ValueError(f"{error}, with train.keep_last = {train.keep_last}") from None
     with new_folder(run) as folder:
+        try:
+            check_space(folder, (train.keep_last + 1) * num_parameters * BYTES_PER_PARAMETER)
+        except ValueError as error:
+            raise ValueError(f"{error}, with train.keep_last = {train.keep_last}") from None
         write_file(folder / runs.CONFIG, configs.dump(config))
         facts = {
             "id": uuid.uuid4().hex[:12],
