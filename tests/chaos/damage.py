@@ -9,7 +9,7 @@ MOVED = "moved"
 """The folder that holds the content of a file that was replaced by a link."""
 
 Damage = Callable[[Path, Path, random.Random], list[Path]]
-"""Damages a file of a sandbox; returns all files that are no longer what they were."""
+"""Damages a file of a test folder; returns all files that are no longer what they were."""
 
 
 def _truncate(file: Path, box: Path, draw: random.Random) -> list[Path]:

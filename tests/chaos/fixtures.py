@@ -244,7 +244,7 @@ QUICK = {"source", "data", "text.toml", "bundle", "run", "half", "hops", "words.
 
 
 def copy(place: Place, names: Iterable[str], box: Path) -> None:
-    """A sandbox with copies of these fixtures."""
+    """A test folder with copies of these fixtures."""
     box.mkdir(parents=True)
     for name in ("home", "tmp"):
         (box / name).mkdir()
@@ -257,7 +257,7 @@ def copy(place: Place, names: Iterable[str], box: Path) -> None:
 
 
 def remove(box: Path) -> None:
-    """Remove a sandbox, whatever its permissions are."""
+    """Remove a test folder, whatever its permissions are."""
     for folder, _, _ in os.walk(box):
         Path(folder).chmod(0o700)
     shutil.rmtree(box)

@@ -54,7 +54,7 @@ Tree = Mapping[str, State]
 
 @dataclass(frozen=True)
 class Seen:
-    """A verb's end, and the sandbox before and after."""
+    """A verb's end, and the test folder before and after."""
 
     ended: Ended
     box: Path
@@ -91,7 +91,7 @@ class Baseline:
 
 
 def tree_of(box: Path) -> dict[str, State]:
-    """Every path in a sandbox, with its content."""
+    """Every path in a test folder, with its content."""
     return {path.relative_to(box).as_posix(): _state(path) for path in sorted(_paths(box))}
 
 
@@ -126,7 +126,7 @@ def _state(path: Path) -> State:
 
 
 def normalised(text: str, box: Path) -> str:
-    """Text without times, speeds and the path of the sandbox."""
+    """Text without times, speeds and the path of the test folder."""
     text = text.replace(str(box), "BOX")
     plain = _TEXT_SPEED.sub("SPEED", _TIME_STAMP.sub("TIME", text))
     plain = _SEALED.sub(r"\1{}", _VOLATILE.sub(r"\1VOLATILE", plain))

@@ -153,7 +153,7 @@ def seen_of(
     box: Path,
     damage: Callable[[Path], list[Path]] | None = None,
 ) -> tuple[oracle.Seen, list[str]]:
-    """Run a command in a new sandbox; returns what happened and the damaged paths."""
+    """Run a command in a new test folder; returns what happened and the damaged paths."""
     if box.exists():
         fixtures.remove(box)
     fixtures.copy(place, dict.fromkeys(command.brings), box)

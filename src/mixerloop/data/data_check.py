@@ -14,7 +14,7 @@ from mixerloop.files import SealedFile
 
 BLOCK_BYTES = 2**22
 SHARE = 0.1
-"""Share of a core that the thread uses while nobody waits for it."""
+"""Share of a core that the thread uses until the trainer waits for the result."""
 
 
 class DataCheck:

@@ -39,7 +39,7 @@ class Sampling:
 
 
 def check_max_tokens(max_tokens: int) -> None:
-    """Reject a number of tokens that nobody can wait for."""
+    """Reject a number of tokens that would take years to generate."""
     if max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
     if max_tokens > MOST_TOKENS:
