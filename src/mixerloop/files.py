@@ -72,13 +72,21 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
+def is_there(path: Path) -> bool:
+    """Whether a path has anything, even a folder or a link that leads nowhere.
+
+    Where a file may be missing, this test is the right one: a reader then names a damaged file.
+    """
+    return os.path.lexists(path)
+
+
 def check_is_new(path: Path) -> ValueError:
     """Raise if a path exists.
 
     Returns the same error, for the caller to raise if the path comes to exist later.
     """
     taken = ValueError(f"{path} already exists; choose another name or remove it")
-    if path.exists() or path.is_symlink():
+    if is_there(path):
         raise taken
     return taken
 
@@ -323,7 +331,8 @@ def file_sha256(path: Path) -> str:
 def read_json(path: Path) -> Any:
     """Read a JSON file; an error is a ValueError that names the file."""
     if not path.is_file():
-        raise ValueError(f"{path}: there is no such file")
+        problem = "not a file, or a link to none" if is_there(path) else "there is no such file"
+        raise ValueError(f"{path}: {problem}")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

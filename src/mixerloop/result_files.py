@@ -15,6 +15,7 @@ from mixerloop.files import (
     CHECKPOINTS,
     SEAL,
     file_sha256,
+    is_there,
     read_json,
     read_sealed,
     write_file,
@@ -111,7 +112,7 @@ def check_details(folder: Path, measure: Measure) -> None:
     """Raise if the details of a result are missing or not as they were written."""
     again = _again(folder, measure)
     sealed = _read_checked(folder / measure.file, again=again).get(DETAILS_SEAL)
-    has_details = measure.details is not None and measure.details_in(folder).exists()
+    has_details = measure.details is not None and is_there(measure.details_in(folder))
     if not isinstance(sealed, dict) or (has_details and not sealed):
         raise ValueError(f"{folder / measure.file}: does not list its details; {again}")
     for name, sha256 in sealed.items():
@@ -126,7 +127,7 @@ def check_details(folder: Path, measure: Measure) -> None:
 def is_measured(folder: Path, measure: Measure) -> bool:
     """Whether a folder has a finished result file of a measure, which may be invalid."""
     path = folder / measure.file
-    return path.exists() and not (path.is_file() and _begins(path, BEGINNINGS[1:]))
+    return is_there(path) and not (path.is_file() and _begins(path, BEGINNINGS[1:]))
 
 
 def has_result(folder: Path, measure: Measure) -> bool:

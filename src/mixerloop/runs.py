@@ -17,7 +17,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mixerloop.files import CHECKPOINTS, CONTENTS, SEAL, read_json, read_sealed
+from mixerloop.files import CHECKPOINTS, CONTENTS, SEAL, is_there, read_json, read_sealed
 
 RUNS = Path("runs")
 """The default folder for new runs and studies."""
@@ -51,7 +51,7 @@ def find_checkpoint(path: Path) -> Path:
     """The checkpoint that a path names: a checkpoint itself, or the newest checkpoint of a run."""
     if not path.exists():
         raise ValueError(f"{path}: there is no such run")
-    if (path / CONTENTS).exists():
+    if is_there(path / CONTENTS):
         return path
     if path.parent.name == CHECKPOINTS:
         raise ValueError(f"{path / CONTENTS}: missing; this checkpoint is damaged")
@@ -59,7 +59,7 @@ def find_checkpoint(path: Path) -> Path:
     if not steps:
         raise ValueError(f"{path}: neither a run with checkpoints nor a checkpoint")
     newest = steps[max(steps)]
-    if not (newest / CONTENTS).exists():
+    if not is_there(newest / CONTENTS):
         raise ValueError(f"{newest / CONTENTS}: missing; this checkpoint is damaged")
     return newest
 
@@ -68,7 +68,7 @@ def results_folder(path: Path) -> Path:
     """The folder for the results of a run, or of a checkpoint inside a run."""
     if is_checkpoint_outside_run(path):
         raise ValueError(f"{path}: a checkpoint outside a run; name a folder for its results")
-    if not (path / CONTENTS).exists():
+    if not is_there(path / CONTENTS):
         return path / RESULTS
     checkpoint = path.resolve()
     return checkpoint.parent.parent / RESULTS / checkpoint.name
@@ -76,7 +76,7 @@ def results_folder(path: Path) -> Path:
 
 def is_checkpoint_outside_run(path: Path) -> bool:
     """Whether a path is a checkpoint that is not in the folder of a run."""
-    return (path / CONTENTS).exists() and path.resolve().parent.name != CHECKPOINTS
+    return is_there(path / CONTENTS) and path.resolve().parent.name != CHECKPOINTS
 
 
 def checkpoints(run: Path) -> dict[int, Path]:

@@ -10,6 +10,7 @@ import torch
 from mixerloop import runs
 from mixerloop.config import ComputeDtype, Form
 from mixerloop.data.tokenizer import TextStream, Tokenizer
+from mixerloop.files import is_there
 from mixerloop.model.generation import Sampling, check_max_tokens
 from mixerloop.model.generation import generate as generate_tokens
 from mixerloop.notation import notation
@@ -61,7 +62,7 @@ def generate(
     if "" in stop:
         raise ValueError("stop needs some text to stop at")
     path = subject.folder / runs.TOKENIZER
-    tokenizer = Tokenizer(path) if path.exists() else None
+    tokenizer = Tokenizer(path) if is_there(path) else None
     ids = _prompt_ids(subject, prompt, tokenizer)
     if stop and tokenizer is None:
         raise ValueError("stop needs a run with a tokenizer")

@@ -5,12 +5,14 @@ exit code 2, one line on stderr that names the file, nothing changed or left beh
 output and all files must be those of the undamaged case, bit for bit after `normalised`.
 """
 
+import base64
 import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from chaos.cases import TIMED_FILES, Reading
 from chaos.options import OptionCase, named_by
@@ -88,6 +90,25 @@ class Baseline:
             after=after,
             written=frozenset(map(_normal_path, {*_changed(seen), *seen.rewritten})),
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """The baseline as a JSON value, for another process."""
+        trees = {"before": _encoded(self.before), "after": _encoded(self.after)}
+        return {**vars(self), **trees, "written": sorted(self.written)}
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> "Baseline":
+        """The baseline that `to_json` gave."""
+        trees = {name: _decoded(value[name]) for name in ("before", "after")}
+        return Baseline(**{**value, **trees, "written": frozenset(value["written"])})
+
+
+def _encoded(tree: Tree) -> dict[str, tuple[str, str]]:
+    return {path: (kind, base64.b64encode(data).decode()) for path, (kind, data) in tree.items()}
+
+
+def _decoded(tree: Mapping[str, tuple[str, str]]) -> dict[str, State]:
+    return {path: (kind, base64.b64decode(text)) for path, (kind, text) in tree.items()}
 
 
 def tree_of(box: Path) -> dict[str, State]:

@@ -1,10 +1,8 @@
 """Run the cases side by side, count them, and name the command that repeats each violation."""
 
 import argparse
-import base64
 import json
 import os
-import pickle
 import shlex
 import shutil
 import struct
@@ -181,15 +179,15 @@ def baselines_of(
 ) -> dict[str, oracle.Baseline]:
     """What each command does when nothing is wrong, by its name."""
 
-    def make(command: Command, box: Path) -> str:
+    def make(command: Command, box: Path) -> dict[str, Any]:
         seen, _ = seen_of(place, command, box)
         assert seen.ended.code == 0, f"{command.name}: {seen.ended}"
-        return base64.b64encode(pickle.dumps(oracle.Baseline.of(seen))).decode()
+        return oracle.Baseline.of(seen).to_json()
 
     made = side_by_side(make, commands, scratch, workers=workers)
     return {
-        command.name: pickle.loads(base64.b64decode(text))
-        for command, text in zip(commands, made, strict=True)
+        command.name: oracle.Baseline.from_json(value)
+        for command, value in zip(commands, made, strict=True)
     }
 
 

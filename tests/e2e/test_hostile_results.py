@@ -105,3 +105,20 @@ def test_what_is_no_result_is_named_in_one_line(study, name, content):
         assert f"{path.relative_to(study.parent)}: " in refused("report", "study", cwd=study.parent)
     finally:
         path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", ["dangling", "loop", "folder"])
+def test_a_name_without_a_file_behind_it_is_not_taken_for_a_missing_result(study, name, kind):
+    path = study / name
+    whole = path.read_bytes()
+    path.unlink()
+    if kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(path if kind == "loop" else "nowhere")
+    try:
+        assert f"{path.relative_to(study.parent)}: " in refused("report", "study", cwd=study.parent)
+    finally:
+        path.rmdir() if kind == "folder" else path.unlink()
+        path.write_bytes(whole)

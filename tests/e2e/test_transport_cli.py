@@ -165,6 +165,7 @@ def test_weights_that_move_no_prediction_have_no_effect(place, number):
 
 
 def test_a_result_is_whole_if_its_figures_cannot_be_drawn(place, monkeypatch):
+    mixerloop("transport", "run", cwd=place)
     monkeypatch.setattr(drawing, "COMMAND", (sys.executable, "-m", "no_such_module"))
     ended = mixerloop("transport", "run", "--out", "undrawn", "--json", cwd=place)
     assert json.loads(ended.stdout) == as_printed(place / "undrawn/transport.json")

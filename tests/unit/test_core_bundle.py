@@ -53,6 +53,13 @@ def test_folder_zip_and_tar_are_the_same_bundle(folder, tmp_path):
     assert Bundle(folder).fingerprint() != fingerprint
 
 
+def test_another_baseline_makes_another_bundle(folder):
+    before = Bundle(folder).fingerprint()
+    baselines = folder / "eval_meta_data.csv"
+    baselines.write_text(baselines.read_text().replace("25", "26"))
+    assert Bundle(folder).fingerprint() != before
+
+
 def test_tasks_are_chosen_by_label_in_the_bundles_order(folder):
     bundle = Bundle(folder)
     assert [task.label for task in bundle.choose(("endings", "colours"))] == ["colours", "endings"]

@@ -1,6 +1,7 @@
 """The functions behind the verbs, called as a notebook calls them."""
 
 import os
+import shutil
 import subprocess
 import sys
 from typing import Any
@@ -21,6 +22,8 @@ from mixerloop.studies.reporting import make_report
 from mixerloop.studies.running import plan_study, run_study
 from mixerloop.text_generation import generate
 from mixerloop.training.fresh_run import init_run
+from mixerloop.training.position import POSITION
+from mixerloop.training.run_table import runs_text
 from mixerloop.training.status import list_runs
 from small_model import model_file, training_file
 
@@ -57,6 +60,16 @@ def test_a_fresh_run_is_exported_and_imported_to_the_same_model(fresh, tmp_path)
     imported = import_run(exported.folder, tmp_path / "again")
     assert (imported.parameters, imported.schedule) == (fresh.parameters, fresh.schedule)
     assert [run.state for run in list_runs(tmp_path)] == ["fresh"]
+
+
+def test_a_damaged_run_is_listed_with_the_whole_name_of_its_file(tmp_path, fresh):
+    run = tmp_path / ("a-long-name-" * 8)
+    shutil.copytree(fresh.run, run)
+    position = runs.find_checkpoint(run) / POSITION
+    position.symlink_to(position)
+    (listed,) = list_runs(tmp_path)
+    assert listed.state == "damaged"
+    assert f"{position.parent}: no {POSITION}" in runs_text([listed])
 
 
 def test_generated_tokens_are_shown_as_they_come(fresh):

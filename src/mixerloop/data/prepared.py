@@ -15,7 +15,7 @@ from mixerloop.data.tasks.task import Task
 from mixerloop.data.token_folder import TokenFolder
 from mixerloop.data.tokenizer import Tokenizer
 from mixerloop.data.windows import Draw, DrawnWindows, Windows
-from mixerloop.files import CONTENTS, SealedFile, read_json
+from mixerloop.files import CONTENTS, SealedFile, is_there, read_json
 
 
 @runtime_checkable
@@ -107,7 +107,7 @@ def verify_prepared(folder: Path | str, *, seal: bool = False) -> tuple[Prepared
     `seal` seals a folder of version 0.1.0, which had no seal, after everything else was checked.
     """
     folder = Path(folder)
-    if not seal or (folder / CONTENTS).exists():
+    if not seal or is_there(folder / CONTENTS):
         prepared = open_prepared(folder)
         return prepared, prepared.verify()
     prepared = _opened(folder, read_json(folder / MANIFEST))

@@ -30,6 +30,7 @@ from mixerloop.files import (
     CONTENTS,
     SealedFile,
     file_sha256,
+    is_there,
     json_text,
     read_json,
     seal_folder,
@@ -160,7 +161,7 @@ def check_manifest_seal(folder: Path) -> None:
     """Raise unless the manifest and the tokenizer of a folder are as they were prepared."""
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"{folder}: no {MANIFEST}; prepare it with mixerloop data prepare")
-    if not (folder / CONTENTS).exists():
+    if not is_there(folder / CONTENTS):
         raise ValueError(
             f"{folder / CONTENTS}: missing, as in data that version 0.1.0 prepared; check the data "
             f"and seal it: mixerloop data verify {folder} --seal"

@@ -85,7 +85,9 @@ class TokenFolder:
         """Held-out windows; predictions are read at positions spread over their second half."""
         positions = spread_positions(context, draw.num_positions)
         split = TokenSplit(self.folder, "held_out")
-        indices = draw.indices(len(split) // context, of=f"{self.folder}: windows")
+        indices = draw.indices(
+            len(split) // context, of=f"{self.folder}: windows with a context of {context:,}"
+        )
         windows = TokenWindows(split, context)
         tokens = [windows.row(int(index))[:context] for index in indices]
         return DrawnWindows(np.stack(tokens), positions)

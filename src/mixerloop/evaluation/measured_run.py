@@ -9,7 +9,7 @@ from mixerloop import config as configs
 from mixerloop import runs
 from mixerloop.config import RunConfig
 from mixerloop.evaluation.units import Units
-from mixerloop.files import file_sha256
+from mixerloop.files import file_sha256, is_there, sealed_files
 from mixerloop.measures import MEASURES, Measure, load
 from mixerloop.parsing import one_line
 from mixerloop.result_files import check_details, command_for, is_measured, read_result
@@ -41,7 +41,7 @@ def read_measured_run(path: Path) -> MeasuredRun:
     if not path.exists():
         raise ValueError(f"{path}: there is no such run")
     compared = [measure for measure in MEASURES.values() if measure.units is not None]
-    is_outside_run = any((path / measure.file).exists() for measure in compared)
+    is_outside_run = any(is_there(path / measure.file) for measure in compared)
     if not is_outside_run and runs.is_checkpoint_outside_run(path):
         raise ValueError(f"{path}: a checkpoint outside a run; name the --out of its results")
     folder = path if is_outside_run else runs.results_folder(path)
@@ -60,7 +60,7 @@ def read_measured_run(path: Path) -> MeasuredRun:
         raise ValueError(f"{folder}: {files} are of different models; evaluate again")
     result = next(iter(results.values()))
     sha = result.provenance.checkpoint_sha256
-    if checkpoint is not None and file_sha256(checkpoint / runs.CONTENTS) != sha:
+    if checkpoint is not None and _fingerprint(checkpoint) != sha:
         raise ValueError(f"{folder}: its results are not of {checkpoint}; evaluate it again")
     return MeasuredRun(
         path=path,
@@ -93,6 +93,11 @@ def _units(folder: Path, measure: Measure, result: Result) -> Units[Any]:
         ) from None
 
 
+def _fingerprint(checkpoint: Path) -> str:
+    sealed_files(checkpoint)  # a damaged list is no other checkpoint
+    return file_sha256(checkpoint / runs.CONTENTS)
+
+
 def _trained_on(checkpoint: Path) -> str | None:
     run = checkpoint.parent.parent
-    return runs.read_provenance(run).get("data") if (run / runs.PROVENANCE).is_file() else None
+    return runs.read_provenance(run).get("data") if is_there(run / runs.PROVENANCE) else None

@@ -7,7 +7,7 @@ from pathlib import Path
 from mixerloop import runs
 from mixerloop.config import check_fits
 from mixerloop.data.tokenizer import Tokenizer
-from mixerloop.files import check_is_new
+from mixerloop.files import check_is_new, is_there
 from mixerloop.interop.folders import (
     CONFIG,
     export,
@@ -59,7 +59,7 @@ def import_run(
         raise ValueError(f"{folder}: no {CONFIG}, so not a folder of transformers")
     model, config = read_exported(folder, schedule=schedule, ignore=ignore_keys)
     own = folder / runs.TOKENIZER
-    has_own = own.exists() or own.is_symlink()
+    has_own = is_there(own)
     pieces = Path(tokenizer) if tokenizer is not None else own if has_own else None
     if pieces is not None:
         check_fits(pieces, Tokenizer(pieces).vocab_size, config.model.vocab_size)
@@ -84,7 +84,7 @@ def export_run(run: Path | str, out: Path | str) -> ExportedFolder:
     model_type = export(
         loaded.model,
         out,
-        tokenizer=tokenizer if tokenizer.is_file() else None,
+        tokenizer=tokenizer if is_there(tokenizer) else None,
         like=loaded.imported,
     )
     return ExportedFolder(folder=out, checkpoint=loaded.folder, model_type=model_type)

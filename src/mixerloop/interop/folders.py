@@ -15,6 +15,7 @@ from mixerloop.config import FormChoice, ModelConfig, RunConfig
 from mixerloop.files import (
     CONTENTS,
     check_space,
+    is_there,
     json_text,
     naming,
     new_folder,
@@ -48,13 +49,9 @@ def is_exported(path: Path) -> bool:
 
     A sealed folder of which `config.json` was lost counts, so that the error names the lost file.
     """
-    if not path.is_dir() or (path / runs.CONFIG).exists():
+    if not path.is_dir() or is_there(path / runs.CONFIG):
         return False
-    return _is_there(path / CONFIG) or (_is_there(path / CONTENTS) and _is_there(path / WEIGHTS))
-
-
-def _is_there(path: Path) -> bool:
-    return path.exists() or path.is_symlink()
+    return is_there(path / CONFIG) or (is_there(path / CONTENTS) and is_there(path / WEIGHTS))
 
 
 def check_export(folder: Path) -> None:
@@ -62,7 +59,7 @@ def check_export(folder: Path) -> None:
 
     A released folder has no seal. Files that were added to an exported folder are not checked.
     """
-    if not _is_there(folder / CONTENTS):
+    if not is_there(folder / CONTENTS):
         return
     for file in sealed_files(folder).values():
         if not file.path.is_file():

@@ -14,7 +14,7 @@ from mixerloop.config import (
     ModelConfig,
     RunConfig,
 )
-from mixerloop.files import check_can_hold, file_sha256, read_json
+from mixerloop.files import check_can_hold, file_sha256, is_there, read_json
 from mixerloop.interop.folders import (
     exported_config,
     exported_model,
@@ -106,6 +106,6 @@ def load_any(path: Path, *, form: FormChoice = "auto") -> Loaded:
     folder = runs.find_checkpoint(path)
     model, config = load_model(folder, form=form)
     imported_file = folder / runs.IMPORTED
-    imported = read_json(imported_file) if imported_file.is_file() else None
+    imported = read_json(imported_file) if is_there(imported_file) else None
     fingerprint = file_sha256(folder / runs.CONTENTS)
     return Loaded(folder, model, config, fingerprint, is_run=True, imported=imported)

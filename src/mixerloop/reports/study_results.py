@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from mixerloop import runs, study_folder
 from mixerloop.evaluation.comparison_result import Comparison
+from mixerloop.files import is_there
 from mixerloop.history import Record, read_history
 from mixerloop.measures import MEASURES
 from mixerloop.result_files import is_measured, read_result, read_typed
@@ -233,7 +234,7 @@ def _run(folder: Path, cell: PlannedCell) -> RunResults | None:
         ],
         seconds=sum(line["seconds"] for line in timing) if timing else None,
         tokens=metrics[-1]["tokens"] if metrics else None,
-        provenance=runs.read_provenance(path) if (path / runs.PROVENANCE).is_file() else {},
+        provenance=runs.read_provenance(path) if is_there(path / runs.PROVENANCE) else {},
     )
 
 
@@ -248,7 +249,7 @@ def _history(run: Path, name: str, key: str) -> list[Record]:
 
 def _comparison(folder: Path, part: str) -> Comparison | None:
     path = folder / part / study_folder.COMPARISON
-    if not path.is_file():
+    if not is_there(path):
         return None
     again = f"compare again: mixerloop study STUDY.toml --out {folder}"
     comparison = read_typed(Comparison, path, again=again)
@@ -261,7 +262,7 @@ def _comparison(folder: Path, part: str) -> Comparison | None:
 
 
 def _prefill(path: Path) -> PrefillTimes | None:
-    if not path.is_file():
+    if not is_there(path):
         return None
     again = f"remove it and time again: mixerloop study STUDY.toml --out {path.parent}"
     times = read_typed(PrefillTimes, path, again=again)

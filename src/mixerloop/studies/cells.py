@@ -22,6 +22,7 @@ from mixerloop.files import (
     LOCK,
     SEAL,
     is_locked,
+    is_there,
     locked,
     naming,
     read_json,
@@ -113,9 +114,7 @@ def state_of(folder: Path, name: str, measure: Sequence[str]) -> CellState:
     elif (error := _damage(run, measure)) is not None:
         state = "damaged"
     provenance = run / runs.PROVENANCE
-    if provenance.is_symlink() and not provenance.exists() and state != "running":
-        return CellState(state="damaged", error=f"{provenance}: a link to nothing")
-    if not provenance.is_file():
+    if not is_there(provenance):
         return CellState(state=state, error=error)
     training = status(run)
     if training.state == "damaged" and state != "running":
@@ -196,7 +195,7 @@ def check_cells(plan: Plan, cells: Sequence[Cell]) -> None:
     parts = [part.name for part in plan.file.study.parts]
     for cell in cells:
         run = plan.run(cell)
-        if (run / runs.CONFIG).is_file():
+        if is_there(run / runs.CONFIG):
             before = configs.load(run / runs.CONFIG)
             changed = configs.differences(before, cell.config)
             for key, (old, new) in changed.items():
@@ -278,14 +277,14 @@ def _damage(run: Path, measure: Sequence[str]) -> str | None:
 def run_prefill(plan: Plan, asked: PrefillSettings, say: Say) -> None:
     """Time prefill once for the whole study, and only while no cell is running."""
     path = plan.folder / PREFILL
-    if path.is_file():
+    if is_there(path):
         return
     states = [state_of(plan.folder, cell.name, cell.measure).state for cell in plan.cells]
     with _lock(record_of(plan.folder, "prefill")) as mine:
         if not mine or "running" in states:
             say("not timed while another process is at work; start again when it is done")
             return
-        if path.is_file():
+        if is_there(path):
             return
         say("timing")
         settings = PrefillBenchSettings(**asdict(asked))
@@ -333,7 +332,7 @@ def _read_record(cls: type[R], path: Path, *, field: str | None = None) -> R | N
 
     With `field`, the whole content of the file is the value of this field.
     """
-    if not path.exists() and not path.is_symlink():
+    if not is_there(path):
         return None
     try:
         written = read_json(path)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mixerloop import runs
+from mixerloop.files import is_there
 from mixerloop.studies.cells import CellState, state_of
 from mixerloop.study_folder import PLAN, read_plan
 
@@ -46,7 +47,7 @@ def study_status(folders: Sequence[Path | str] = ()) -> list[StudyStatus]:
 
 
 def _status(path: Path) -> StudyStatus:
-    if not (path / PLAN).is_file():
+    if not is_there(path / PLAN):
         raise ValueError(f"{path}: not the folder of a study; mixerloop study makes one")
     plan = read_plan(path)
     cells = tuple(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mixerloop import config as configs
 from mixerloop.config import BUDGETS, ComputeDtypeChoice, ModelConfig, RunConfig
-from mixerloop.files import write_sealed
+from mixerloop.files import is_there, write_sealed
 from mixerloop.kinds import MOST_LAYERS
 from mixerloop.measures import MEASURES
 from mixerloop.model.accounting import account_model, training_flops_per_token
@@ -91,7 +91,7 @@ class Plan:
 
     def check_unchanged(self) -> None:
         """Reject a folder whose data or measurements were made under another plan."""
-        if not (self.folder / PLAN).is_file():
+        if not is_there(self.folder / PLAN):
             return
         before, now = read_plan(self.folder), self.summary()
         parts = {part.name: part for part in before.parts}
@@ -111,7 +111,7 @@ class Plan:
                         f"{self.folder}: {part.name} was made with {setting} {old}, and the study "
                         f"now says {new}; choose another folder"
                     )
-        if before.prefill != now.prefill and (self.folder / PREFILL).is_file():
+        if before.prefill != now.prefill and is_there(self.folder / PREFILL):
             raise ValueError(
                 f"{self.folder / PREFILL}: was measured with {encode(before.prefill)}, and the "
                 "study now says other; remove it or choose another folder"
@@ -254,7 +254,7 @@ def _in_one_dtype(config: RunConfig, part: PartSettings, folder: Path) -> RunCon
     _, train = config.for_training()
     if train.compute_dtype != "auto" or part.gpus:
         return config
-    planned = read_plan(folder).parts if (folder / PLAN).is_file() else ()
+    planned = read_plan(folder).parts if is_there(folder / PLAN) else ()
     before = [earlier.compute_dtype for earlier in planned if earlier.name == part.name]
     dtype = before[0] if before else choose_compute_dtype("auto", "cpu")
     return dataclasses.replace(config, train=dataclasses.replace(train, compute_dtype=dtype))

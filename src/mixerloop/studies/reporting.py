@@ -8,6 +8,7 @@ from typing import Any
 from mixerloop import config as configs
 from mixerloop import runs
 from mixerloop.evaluation.comparison import compare_runs
+from mixerloop.files import is_there
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import meta_model
 from mixerloop.parsing import one_line
@@ -57,7 +58,7 @@ def make_report(
     folders = [Path(path) for path in paths]
     if not folders:
         raise ValueError("name a study's folder, or runs")
-    studies = [path for path in folders if (path / PLAN).is_file()]
+    studies = [path for path in folders if is_there(path / PLAN)]
     if studies and len(studies) < len(folders):
         raise ValueError(f"{studies[0]}: a study; runs outside it need a report of their own")
     if out is None and len(studies) != 1:
@@ -90,7 +91,7 @@ def _of_studies(studies: Sequence[Path]) -> tuple[StudyResults, None]:
 def _of_runs(paths: Sequence[Path]) -> tuple[StudyResults, str | None]:
     """Runs as a study of one part; runs that differ only in the seed are one model."""
     for path in paths:
-        if not (path / runs.CONFIG).is_file():
+        if not is_there(path / runs.CONFIG):
             raise ValueError(f"{path}: neither a study's folder nor a run")
     paths = tuple(path.resolve() for path in paths)
     if len({path.name for path in paths}) < len(paths):

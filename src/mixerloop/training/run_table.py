@@ -7,13 +7,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from mixerloop.messages import printable
 from mixerloop.notation import shortened
 from mixerloop.progress_line import duration
 from mixerloop.training.status import Status
 
 
 def runs_text(runs: Sequence[Status]) -> str:
-    """A row for each run, and the command that resumes the first stopped run."""
+    """A row for each run, what is damaged, and the command that resumes the first stopped run."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("run", overflow="fold")
     table.add_column("state")
@@ -23,7 +24,7 @@ def runs_text(runs: Sequence[Status]) -> str:
     for run in runs:
         table.add_row(
             *(escape(run.run), run.state),
-            escape(shortened(run.schedule or run.problem or "", most=60)),
+            escape(shortened(run.schedule or "", most=60)),
             *(_number(run.step, ","), _number(run.total_steps, ",")),
             *(_number(run.loss, ".4f"), _number(run.held_out_nll, ".4f")),
             _number(run.tokens_per_second, ",.0f"),
@@ -33,6 +34,7 @@ def runs_text(runs: Sequence[Status]) -> str:
     with console.capture() as captured:
         console.print(table)
     text = captured.get()
+    text += "".join(f"damaged: {printable(run.problem)}\n" for run in runs if run.problem)
     stopped = next((run for run in runs if run.state == "stopped"), None)
     if stopped is not None:
         text += f"go on: mixerloop train --resume {shlex.quote(stopped.run)}\n"

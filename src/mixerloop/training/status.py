@@ -8,7 +8,7 @@ from typing import Literal
 
 from mixerloop import config as configs
 from mixerloop import runs
-from mixerloop.files import is_locked
+from mixerloop.files import is_locked, is_there
 from mixerloop.history import last_record, read_history
 from mixerloop.training.position import POSITION, read_position
 
@@ -71,7 +71,7 @@ def _status(run: Path) -> Status:
         raise ValueError(f"{run}: no checkpoints")
     checkpoint_step = max(checkpoints)
     folder = checkpoints[checkpoint_step]
-    if not (folder / POSITION).exists():
+    if not is_there(folder / POSITION):
         return Status(run=str(run), state="fresh", schedule=schedule, checkpoint_step=0)
     position = read_position(folder)
     metrics, timing = (read_history(run, name) for name in (runs.METRICS, runs.TIMING))

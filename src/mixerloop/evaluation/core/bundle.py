@@ -63,9 +63,10 @@ class Bundle:
         return read_examples(self._file(name), task.kind, f"{self.path}: {name}")
 
     def fingerprint(self) -> str:
-        """The sha256 of the tasks and their examples, the same for a folder and an archive."""
+        """The sha256 of tasks, examples and baselines, the same for a folder and an archive."""
         digest = hashlib.sha256()
-        for name in (TASKS, *sorted({_dataset(task) for task in self.tasks})):
+        examples = sorted({_dataset(task) for task in self.tasks})
+        for name in (TASKS, BASELINES_V1, BASELINES_V2, *examples):
             content = self._read(name)
             sha256 = None if content is None else hashlib.sha256(content).hexdigest()
             digest.update(f"{name}\0{sha256}\n".encode())
