@@ -24,7 +24,7 @@ from mixerloop.ops import native_library
 
 INSTRUCTION_SET_LIMITS = ("ATEN_CPU_CAPABILITY", native_library.SET_VARIABLE)
 """A process computes the same bits as the tests' own process only under the same limits."""
-COMMAND = (sys.executable, "-m", "mixerloop")
+COMMAND = (sys.executable, "-P", "-m", "mixerloop")
 
 
 @dataclass(frozen=True)

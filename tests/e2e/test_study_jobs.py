@@ -134,8 +134,10 @@ def two_in_training(study: Path) -> dict[int, int] | None:
     return processes if both else None
 
 
-def test_the_number_of_jobs_changes_no_number(place, alone):
+def test_the_number_of_jobs_changes_no_number_and_no_module_of_the_folder_runs(place, alone):
+    (place / "json.py").write_text("raise SystemExit('a module of the current folder was run')")
     said = finish(place, "two", "--jobs", "2")
+    (place / "json.py").unlink()
     assert "2 cells at a time" in said
     assert numbers(place / "two") == alone
 

@@ -17,6 +17,9 @@ from mixerloop import machine
 from mixerloop.plugins import load_plugins
 from mixerloop.program import run_program
 
+COMMAND = (sys.executable, "-P", "-m", "mixerloop.studies.cell_process")
+"""With -P, modules in the current folder are not imported."""
+
 
 def start_cell(
     study: str,
@@ -30,7 +33,7 @@ def start_cell(
     """Start a cell; its progress goes to `stderr`, everything else to its files."""
     own = {machine.NUM_THREADS: str(threads), machine.PARENT: str(os.getpid())}
     return subprocess.Popen(
-        [sys.executable, "-m", "mixerloop.studies.cell_process", study, folder, str(number)],
+        [*COMMAND, study, folder, str(number)],
         env={**os.environ, **environment, **own},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
