@@ -15,7 +15,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,9 +55,11 @@ def write_file(path: Path, content: bytes | str) -> None:
 def resolved(path: Path) -> Path:
     """The absolute path without links; raises ValueError where links form a loop."""
     try:
-        return path.resolve()
-    except RuntimeError:
-        raise ValueError(f"{path}: a link that leads back to itself") from None
+        path.stat()
+    except OSError as error:  # Python 3.13 resolves a loop to itself, without an error
+        if error.errno == errno.ELOOP:
+            raise ValueError(f"{path}: a link that leads back to itself") from None
+    return path.resolve()
 
 
 @contextmanager
@@ -69,6 +71,8 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno is None:  # raised by a library, with a message of its own
+            raise
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
@@ -80,21 +84,20 @@ def is_there(path: Path) -> bool:
     return os.path.lexists(path)
 
 
-def check_is_new(path: Path) -> ValueError:
-    """Raise if a path exists.
-
-    Returns the same error, for the caller to raise if the path comes to exist later.
-    """
-    taken = ValueError(f"{path} already exists; choose another name or remove it")
+def check_is_new(path: Path) -> None:
+    """Raise if a path exists."""
     if is_there(path):
-        raise taken
-    return taken
+        raise _already_exists(path)
+
+
+def _already_exists(path: Path) -> ValueError:
+    return ValueError(f"{path} already exists; choose another name or remove it")
 
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder to fill; renamed to `path` when the block succeeds, removed when it raises."""
-    taken = check_is_new(path)
+    check_is_new(path)
     temporary = _temporary_path(path)
     try:
         try:
@@ -106,10 +109,10 @@ def new_folder(path: Path) -> Iterator[Path]:
             yield temporary
         try:
             temporary.rename(path)
-        except FileExistsError:
-            raise taken from None
         except OSError as error:
-            raise (taken if error.errno == errno.ENOTEMPTY else error) from None
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            raise _already_exists(path) from None
         _sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -121,12 +124,19 @@ def _under_final_name(temporary: Path, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno is None:
+            raise
         name = str(error.filename or path).replace(str(temporary), str(path))
         raise OSError(error.errno, error.strerror, name) from None
     except ValueError as error:
         if str(temporary) not in str(error):
             raise
         raise ValueError(str(error).replace(str(temporary), str(path))) from None
+
+
+def is_checkpoint_name(path: Path) -> bool:
+    """Whether a path ends in checkpoints/step-N."""
+    return path.parent.name == CHECKPOINTS and re.fullmatch(r"step-\d+", path.name) is not None
 
 
 def check_can_hold(folder: Path) -> None:
@@ -136,7 +146,7 @@ def check_can_hold(folder: Path) -> None:
     if not existing.is_dir():
         raise ValueError(f"{existing}: is a file, and results go into a folder")
     for path in (place, *place.parents):
-        if (path / CONTENTS).exists() or path.parent.name == CHECKPOINTS:
+        if is_there(path / CONTENTS) or is_checkpoint_name(path):
             raise ValueError(
                 f"{folder}: lies in a sealed folder, which holds only the files it was sealed with"
             )
@@ -276,11 +286,7 @@ def seal_folder(folder: Path, names: Collection[str] | None = None) -> None:
 def sealed_files(folder: Path) -> dict[str, SealedFile]:
     """The files that `contents.json` lists, by name; their content is not checked."""
     path = folder / CONTENTS
-    contents = read_json(path)
-    if isinstance(contents, dict) and SEAL in contents:  # version 0.1.0 wrote none
-        contents = read_sealed(path)
-    if not isinstance(contents, dict):
-        raise ValueError(f"{path}: not a list of files")
+    contents = read_sealed(path, may_lack_seal=lambda _: True)  # version 0.1.0 wrote none
     try:
         entries = from_dict(_Contents, contents).files
     except ValueError as error:
@@ -330,11 +336,16 @@ def file_sha256(path: Path) -> str:
 
 def read_json(path: Path) -> Any:
     """Read a JSON file; an error is a ValueError that names the file."""
+    return _read_text_and_json(path)[1]
+
+
+def _read_text_and_json(path: Path) -> tuple[str, Any]:
     if not path.is_file():
         problem = "not a file, or a link to none" if is_there(path) else "there is no such file"
         raise ValueError(f"{path}: {problem}")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return text, json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot read this file: {error}") from None
 
@@ -345,13 +356,22 @@ def write_sealed(path: Path, value: dict[str, Any]) -> None:
     write_file(path, json_text({**value, SEAL: _content_sha256(value)}))
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
-    """Read a JSON object that `write_sealed` wrote; raises if a single value was changed."""
-    value = read_json(path)
-    if not isinstance(value, dict) or SEAL not in value:
+def read_sealed(
+    path: Path, *, may_lack_seal: Callable[[dict[str, Any]], bool] | None = None
+) -> dict[str, Any]:
+    """Read a JSON object that `write_sealed` wrote; raises if a single value was changed.
+
+    `may_lack_seal` is asked whether a value without a seal is accepted, since older versions wrote
+    some files without seals.
+    """
+    text, value = _read_text_and_json(path)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: damaged, it is not a JSON object")
+    if SEAL not in value:
+        if may_lack_seal is not None and may_lack_seal(value):
+            return value
         raise ValueError(f"{path}: damaged, or written by an older version: it has no {SEAL}")
-    as_written = json_text(value) == path.read_text(encoding="utf-8")
-    if not as_written or value.pop(SEAL) != _content_sha256(value):
+    if json_text(value) != text or value.pop(SEAL) != _content_sha256(value):
         raise ValueError(f"{path}: damaged, its content does not match its {SEAL}")
     return value
 

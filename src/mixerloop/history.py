@@ -15,6 +15,7 @@ from mixerloop import runs
 from mixerloop.files import CONTENTS, sealed_files, write_file
 
 FILES = (runs.METRICS, runs.TIMING)
+RESTORED = "was damaged; restored from"
 Record = dict[str, Any]
 """The numbers of a step, by name; `step` is one of them."""
 

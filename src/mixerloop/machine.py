@@ -91,6 +91,10 @@ def _bytes_left_by_limits() -> int | None:
     return limit - used * resource.getpagesize()
 
 
+RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
+"""Kinds of memory in a group's memory.stat that the system takes back when it is needed."""
+
+
 def _bytes_left_by_groups() -> Iterator[int]:
     """What each group that this process is in may still take, without its page cache."""
     named = OWN_GROUP.read_text() if OWN_GROUP.exists() else ""
@@ -102,7 +106,8 @@ def _bytes_left_by_groups() -> Iterator[int]:
         limit = _number(folder / "memory.max", r"^(\d+)$")
         used = _number(folder / "memory.current", r"^(\d+)$")
         if limit is not None and used is not None:
-            yield limit - used + (_number(folder / "memory.stat", r"^inactive_file (\d+)$") or 0)
+            kinds = (rf"^{kind} (\d+)$" for kind in RECLAIMABLE)
+            yield limit - used + sum(_number(folder / "memory.stat", kind) or 0 for kind in kinds)
         if folder == GROUPS:
             return
 

@@ -14,8 +14,10 @@ from mixerloop import runs
 from mixerloop.files import (
     CHECKPOINTS,
     SEAL,
+    check_space,
     file_sha256,
     is_there,
+    json_text,
     read_json,
     read_sealed,
     write_file,
@@ -61,6 +63,8 @@ def write_result(
     except ValueError as error:
         raise ValueError(f"{path}: not written: {one_line(error)}") from None
     folder.mkdir(parents=True, exist_ok=True)
+    num_bytes = len(json_text(encoded)) + len((details or "").encode())
+    check_space(folder, num_bytes)  # the old result is replaced below, before the details are there
     drop_link(path)
     if details is not None:
         file = measure.details_in(folder)

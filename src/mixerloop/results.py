@@ -126,6 +126,13 @@ class Result:
     provenance: Provenance
 
 
+def p_value_text(p_value: float | None) -> str:
+    """A p-value for a table; empty if there is none."""
+    if p_value is None:
+        return ""
+    return "<0.001" if p_value < 0.001 else f"{p_value:.3f}"
+
+
 def encode(value: Any) -> Any:
     """JSON of a result, or of a part of a result; numbers that are not finite become null."""
     if is_dataclass(value) and not isinstance(value, type):

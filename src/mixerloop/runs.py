@@ -17,7 +17,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mixerloop.files import CHECKPOINTS, CONTENTS, SEAL, is_there, read_json, read_sealed
+from mixerloop.files import CHECKPOINTS, CONTENTS, is_checkpoint_name, is_there, read_sealed
 
 RUNS = Path("runs")
 """The default folder for new runs and studies."""
@@ -33,13 +33,12 @@ RESULTS = "results"
 
 def read_provenance(run: Path) -> dict[str, Any]:
     """The provenance of a run, checked against its seal; version 0.1.0 wrote none."""
-    path = run / PROVENANCE
-    provenance = read_json(path)
-    if isinstance(provenance, dict) and SEAL not in provenance:
-        versions = provenance.get("versions")
-        if isinstance(versions, dict) and versions.get("mixerloop") == "0.1.0":
-            return provenance
-    return read_sealed(path)
+    return read_sealed(run / PROVENANCE, may_lack_seal=_is_of_first_version)
+
+
+def _is_of_first_version(provenance: dict[str, Any]) -> bool:
+    versions = provenance.get("versions")
+    return isinstance(versions, dict) and versions.get("mixerloop") == "0.1.0"
 
 
 def checkpoint_folder(run: Path, step: int) -> Path:
@@ -53,7 +52,7 @@ def find_checkpoint(path: Path) -> Path:
         raise ValueError(f"{path}: there is no such run")
     if is_there(path / CONTENTS):
         return path
-    if path.parent.name == CHECKPOINTS:
+    if is_checkpoint_name(path):
         raise ValueError(f"{path / CONTENTS}: missing; this checkpoint is damaged")
     steps = checkpoints(path)
     if not steps:

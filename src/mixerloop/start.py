@@ -62,7 +62,7 @@ class Output(io.TextIOWrapper):
             io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False)),
             encoding="utf-8" if like is None else like.encoding,
             errors=ERRORS,
-            line_buffering=descriptor == 2 or (like is not None and like.isatty()),
+            line_buffering=descriptor == 2 or (like is not None and _is_prompt(like)),
         )
         self._descriptor, self._title = descriptor, name
 
@@ -90,6 +90,11 @@ class Output(io.TextIOWrapper):
     def _failed(self, error: OSError) -> None:
         error.filename = self._title
         raise error
+
+
+def _is_prompt(stream: "TextIO") -> bool:
+    """Whether a stream shows each line at once: a terminal, or any stream under `python -u`."""
+    return stream.isatty() or (isinstance(stream, io.TextIOWrapper) and stream.write_through)
 
 
 class LastingOutput(Output):

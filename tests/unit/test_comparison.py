@@ -1,5 +1,6 @@
 """Which runs are one architecture, what a difference is made of, and what is said about it."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from mixerloop.config import RunConfig, TrainConfig
 from mixerloop.evaluation.comparison import compare, group_by_architecture, task_warnings
+from mixerloop.evaluation.comparison_result import judged_together
 from mixerloop.evaluation.core.core_units import CoreUnits
 from mixerloop.evaluation.core.metric import VERSIONS, Version
 from mixerloop.evaluation.measured_run import MeasuredRun
@@ -147,23 +149,54 @@ def test_who_is_as_good_as_the_most_frequent_answer_is_no_better():
     ]
 
 
-def test_a_clear_difference_is_resolved_and_none_is_not():
+def test_a_difference_is_resolved_over_seeds_and_never_with_one():
     better = run("a", core=core_units(boolq=0.95, copa=0.95), nll=nll_units((1.0, 2.0, 2.0)))
     worse = run("f", "2x(A F)", core=core_units(boolq=0.5, copa=0.5), nll=nll_units())
     comparison = compare([better, worse])
     (pair,) = comparison.pairs
-    assert pair.measures["core_v1"].verdict == "resolved"
+    assert {found.verdict for found in pair.measures.values()} == {"one seed: no verdict"}
     assert pair.measures["core_v1"].value == pytest.approx((0.45 / 0.38 + 0.45 / 0.5) / 2)
-    assert pair.measures["nll"].verdict == "resolved"
     assert pair.measures["nll"].value == pytest.approx((5 - 13) / 5)
     assert pair.seeds.startswith("one seed each")
     assert comparison.warnings == ("the intervals of the NLL come from 3 documents",)
+    three = [seeded(one, seed) for one in (better, worse) for seed in (1, 2, 3)]
+    (pair,) = compare(three).pairs
+    assert pair.measures["core_v1"].verdict == "resolved"
+    assert pair.measures["nll"].verdict == "resolved"
+    assert pair.seeds.startswith("3 and 3 seeds")
     same = replace(worse, checkpoint="copy", path=Path("copy"), seed=2)
-    (pair,) = compare([worse, same]).pairs
-    assert {found.verdict for found in pair.measures.values()} == {"not resolved"}
     assert encode(compare([worse, same]))["pairs"][0]["measures"]["nll"] == {
-        **{"value": 0, "lower": 0, "upper": 0, "over": "documents", "verdict": "not resolved"}
+        **{"value": 0, "lower": 0, "upper": 0, "over": "documents"},
+        **{"p_value": None, "holm_p_value": None, "verdict": "one seed: no verdict"},
     }
+
+
+def seeded(one, seed):
+    """The same answers of a model with another seed."""
+    return run(
+        f"{one.path.name}{seed}",
+        one.schedule,
+        seed,
+        **dict(one.units),
+    )
+
+
+def test_several_comparisons_are_corrected_together():
+    runs = [
+        run(f"{name}{seed}", schedule, seed, hops=hops_units(share + seed / 100))
+        for name, schedule, share in (("a", "2x(A2 F)", 0.7), ("f", "2x(A F)", 0.3))
+        for seed in (1, 2, 3)
+    ]
+    alone = compare(runs)
+    found = alone.pairs[0].measures["hops"]
+    assert found.p_value is not None
+    assert (found.holm_p_value, found.verdict) == (found.p_value, "resolved")
+    number = math.ceil(0.06 / found.p_value)
+    for comparison in judged_together([alone] * number):
+        judged = comparison.pairs[0].measures["hops"]
+        assert judged.holm_p_value == pytest.approx(min(1, number * found.p_value))
+        assert judged.verdict == "not resolved"
+        assert (judged.lower, judged.upper) == (found.lower, found.upper)
 
 
 def test_one_seed_against_several_says_what_it_borrows():
@@ -239,11 +272,14 @@ def hops_units(share, **asked):
 
 
 def test_hops_have_a_verdict():
-    far = compare([run("a", hops=hops_units(0.9)), run("b", "2x(A F)", hops=hops_units(0.4))])
-    assert far.pairs[0].measures["hops"].verdict == "resolved"
-    assert far.pairs[0].measures["hops"].value == pytest.approx(0.5, abs=0.06)
-    near = compare([run("a", hops=hops_units(0.5)), run("b", "2x(A F)", hops=hops_units(0.5))])
-    assert near.pairs[0].measures["hops"].verdict == "not resolved"
+    def found(first, second):
+        models = run("a", hops=hops_units(first)), run("b", "2x(A F)", hops=hops_units(second))
+        (pair,) = compare([seeded(one, seed) for one in models for seed in (1, 2, 3)]).pairs
+        return pair.measures["hops"]
+
+    assert found(0.9, 0.4).verdict == "resolved"
+    assert found(0.9, 0.4).value == pytest.approx(0.5, abs=0.06)
+    assert found(0.5, 0.5).verdict == "not resolved"
 
 
 def test_hops_that_were_asked_otherwise_are_not_compared():

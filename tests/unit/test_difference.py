@@ -1,11 +1,16 @@
 """Verdicts come out right at their rate."""
 
+from dataclasses import replace
+from itertools import combinations
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mixerloop.evaluation.core.metric import all_centered, core
 from mixerloop.evaluation.core.resampling import resampled_accuracies
-from mixerloop.evaluation.difference import Scores, difference
+from mixerloop.evaluation.difference import Difference, Scores, difference, judge_together
 from mixerloop.intervals import bootstrap_ratio, resampled_ratios
 
 SIMULATIONS = 1000
@@ -32,8 +37,12 @@ def core_scores(right, seed=0):
     return Scores(core(all_centered(points, BASELINES)), core(all_centered(drawn, BASELINES)))
 
 
-def not_resolved(draw, *, same_seeds=False, simulations=SIMULATIONS):
-    """The share of simulated comparisons that come out so."""
+def holds_zero(found):
+    return found.lower <= 0 <= found.upper
+
+
+def zero_inside(draw, *, same_seeds=False, simulations=SIMULATIONS):
+    """The share of simulated comparisons whose interval holds zero."""
     generator = np.random.default_rng(0)
     count = 0
     for number in range(simulations):
@@ -45,12 +54,12 @@ def not_resolved(draw, *, same_seeds=False, simulations=SIMULATIONS):
             same_seeds=same_seeds,
             seed=number,
         )
-        count += found.verdict == "not resolved"
+        count += holds_zero(found)
     return count / simulations
 
 
 @pytest.mark.slow
-def test_two_halves_of_one_models_examples_are_not_resolved_at_the_nominal_rate():
+def test_intervals_of_two_halves_of_one_models_examples_hold_zero_at_the_nominal_rate():
     def halves(generator):
         whole = synthetic(generator, 1, examples=2 * EXAMPLES)
         return {
@@ -59,20 +68,20 @@ def test_two_halves_of_one_models_examples_are_not_resolved_at_the_nominal_rate(
         }
 
     low, high = NOMINAL
-    assert low <= not_resolved(halves) <= high
+    assert low <= zero_inside(halves) <= high
 
 
 @pytest.mark.slow
-def test_two_seeds_of_one_architecture_are_not_resolved_at_the_nominal_rate():
+def test_intervals_of_two_runs_that_differ_by_chance_hold_zero_at_the_nominal_rate():
     low, high = NOMINAL
-    assert low <= not_resolved(lambda generator: synthetic(generator, 2)) <= high
+    assert low <= zero_inside(lambda generator: synthetic(generator, 2)) <= high
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_seeds", [2, 4])
 def test_seeds_that_vary_keep_the_rate(num_seeds):
     """Two are pooled, four paired."""
-    rate = not_resolved(
+    rate = zero_inside(
         lambda generator: synthetic(generator, 2 * num_seeds, seeds_vary=0.1),
         same_seeds=True,
         simulations=400,
@@ -102,7 +111,12 @@ def test_unequal_numbers_and_spreads_of_seeds_keep_the_rate(sizes, spreads):
                 same_seeds=sizes[0] == sizes[1],
                 seed=number,
             )
-            count += found.verdict == "not resolved"
+            count += holds_zero(found)
+            if min(sizes) >= 3:
+                assert found.p_value is not None
+                assert found.verdict == ("not resolved" if found.p_value >= 0.05 else "resolved")
+                is_near = abs(found.p_value - 0.05) < 0.01
+                assert is_near or holds_zero(found) == (found.p_value >= 0.05)
     assert NOMINAL[0] <= count / simulations <= 0.99
 
 
@@ -114,6 +128,61 @@ def test_a_better_architecture_is_resolved():
     found = [core_scores(better(generator), seed=number) for number in range(20)]
     verdicts = [difference(s.of(range(3)), s.of(range(3, 6)), same_seeds=True) for s in found]
     assert all(one.verdict == "resolved" and one.value > 0 for one in verdicts)
+
+
+@pytest.mark.parametrize(("seeds", "verdict"), [(1, "one"), (2, "two")])
+def test_fewer_than_three_seeds_have_no_verdict_however_large_the_difference(seeds, verdict):
+    points = np.r_[np.zeros(seeds), np.full(3, 100.0)] + np.arange(seeds + 3) / 100
+    scores = Scores(points, np.tile(points, (50, 1)))
+    found = difference(
+        scores.of(range(seeds)), scores.of(range(seeds, seeds + 3)), same_seeds=False
+    )
+    assert found.verdict == f"{verdict} seed{'s' * (seeds > 1)}: no verdict"
+    assert (found.p_value, found.holm_p_value) == (None, None)
+    assert judge_together([found]) == [found]
+
+
+def of_p_value(p_value):
+    figures = {"value": 1.0, "lower": 0.5, "upper": 1.5, "over": "seeds and examples"}
+    return Difference(**figures, p_value=p_value, holm_p_value=None, verdict="not resolved")
+
+
+@given(st.lists(st.floats(0, 1), max_size=12), st.integers(0, 3))
+def test_holms_method_is_the_closed_test_of_bonferroni(p_values, without):
+    """A hypothesis is rejected iff Bonferroni rejects every set of hypotheses that holds it."""
+    p_values = p_values[:6]
+    unjudged = [replace(of_p_value(None), verdict="one seed: no verdict")] * without
+    judged = judge_together([*map(of_p_value, p_values), *unjudged])
+    for index, found in enumerate(judged[: len(p_values)]):
+        sets = (
+            (index, *others)
+            for size in range(len(p_values))
+            for others in combinations(set(range(len(p_values))) - {index}, size)
+        )
+        closed = max(min(1.0, len(s) * min(p_values[i] for i in s)) for s in sets)
+        assert found.holm_p_value == pytest.approx(closed, rel=1e-12)
+        assert found.verdict == ("resolved" if closed < 0.05 else "not resolved")
+    assert judged[len(p_values) :] == unjudged
+
+
+def test_of_ten_equal_architectures_a_pair_is_rarely_called_resolved():
+    """45 pairs of a page: without a correction some pair is resolved in nearly every study."""
+    generator = np.random.default_rng(7)
+    studies, alone, together = 60, 0, 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mixerloop.evaluation.difference.SEED_DRAWS", 20)
+        for number in range(studies):
+            points = generator.normal(0, 1, 30)
+            scores = Scores(points, points + generator.normal(0, 0.2, (400, 30)))
+            groups = [scores.of(range(3 * arm, 3 * arm + 3)) for arm in range(10)]
+            found = [
+                difference(first, second, same_seeds=True, seed=number)
+                for first, second in combinations(groups, 2)
+            ]
+            alone += any(one.verdict == "resolved" for one in found)
+            together += any(one.verdict == "resolved" for one in judge_together(found))
+    assert alone > studies / 2
+    assert together <= 0.1 * studies
 
 
 def test_the_interval_of_a_difference_is_narrower_than_that_of_its_parts():
@@ -129,10 +198,14 @@ def test_equal_answers_differ_by_nothing():
     scores = core_scores(right)
     found = difference(scores.of([0]), scores.of([1]), same_seeds=False)
     assert (found.value, found.lower, found.upper) == (0.0, 0.0, 0.0)
-    assert found.verdict == "not resolved"
+    assert found.verdict == "one seed: no verdict"
     again = core_scores({task: np.repeat(one, 4, axis=1) for task, one in synthetic_one().items()})
     found = difference(again.of([0, 1]), again.of([2, 3]), same_seeds=True)
     assert (found.value, found.lower, found.upper) == (0.0, 0.0, 0.0)
+    assert found.verdict == "two seeds: no verdict"
+    six = core_scores({task: np.repeat(one, 6, axis=1) for task, one in synthetic_one().items()})
+    found = difference(six.of([0, 1, 2]), six.of([3, 4, 5]), same_seeds=True)
+    assert (found.p_value, found.verdict) == (1.0, "not resolved")
 
 
 def synthetic_one():

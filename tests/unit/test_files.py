@@ -2,6 +2,7 @@
 
 import errno
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from mixerloop.files import (
     new_folder,
     read_sealed,
     readable_size,
+    write_file,
     write_sealed,
 )
 
@@ -83,3 +85,39 @@ def test_the_space_of_a_folder_that_does_not_exist_yet_is_checked(tmp_path):
     check_space(tmp_path / "a/b", 1)
     with pytest.raises(ValueError, match="a/b: the disk is too full"):
         check_space(tmp_path / "a/b", 2**60)
+
+
+def test_a_sealed_file_that_is_replaced_while_it_is_read_is_never_called_damaged(tmp_path):
+    path = tmp_path / "sealed.json"
+    write_sealed(path, {"number": 0})
+    ended = threading.Event()
+
+    def replace_again_and_again():
+        number = 0
+        while not ended.is_set():
+            number += 1
+            temporary = tmp_path / "next.json"
+            write_sealed(temporary, {"number": number})
+            temporary.replace(path)
+
+    writer = threading.Thread(target=replace_again_and_again)
+    writer.start()
+    try:
+        for _ in range(2000):
+            assert read_sealed(path).keys() == {"number"}
+    finally:
+        ended.set()
+        writer.join()
+
+
+def test_an_error_without_a_number_keeps_its_message():
+    with pytest.raises(OSError, match="not a model of this library"), naming(Path("x")):
+        raise OSError("not a model of this library")
+
+
+def test_a_link_that_leads_back_to_itself_is_not_replaced(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(link)
+    with pytest.raises(ValueError, match="leads back to itself"):
+        write_file(link, "text")
+    assert link.is_symlink()

@@ -94,11 +94,24 @@ class Silent:
     close = flush
 
 
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", FILES)
+def test_a_history_that_is_damaged_while_the_run_trains_is_written_anew(run, name, damage):
+    class Damaging(Silent):
+        def step(self, metrics, timing):
+            if metrics.step == 7:
+                damage(run / name)
+
+    resume(run, display=lambda _: Damaging())
+    assert [record["step"] for record in read_history(run, name)] == list(range(1, 9))
+
+
 def test_a_finished_run_is_restored_too(run):
     resume(run)
     whole = (run / "metrics.jsonl").read_bytes()
     (run / "metrics.jsonl").write_text("")
-    assert resume(run).last is None
+    again = resume(run)
+    assert (again.last, again.restored) == (None, ("metrics.jsonl",))
     assert (run / "metrics.jsonl").read_bytes() == whole
 
 

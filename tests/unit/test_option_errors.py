@@ -62,6 +62,10 @@ def test_an_empty_name_is_not_this_folder(arguments, named, tmp_path):
     assert refused(*arguments, cwd=tmp_path) == f"mixerloop: {named}: is empty"
 
 
+def test_this_folder_may_be_named_beside_an_empty_text(tmp_path):
+    assert "is empty" not in refused("generate", ".", "--prompt", "", cwd=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -76,6 +80,8 @@ def test_an_empty_name_is_not_this_folder(arguments, named, tmp_path):
         (["bench", "transport", "--context", 8], "which has room for 3"),
         (["bench", "transport", "--positions", 0], "positions must be at least 1"),
         (["bench", "core", "--examples", VAST], "examples must be at most 1,000,000"),
+        (["transport", "x", "--context", VAST], "context must be from 1 to"),
+        (["transport", "x", "--seed", -1], "seed must be from 0"),
         (["study", "x.toml", "--cells", VAST], "cells are numbers, such as 3,7"),
     ],
 )

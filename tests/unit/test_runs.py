@@ -4,7 +4,7 @@ import os
 import pytest
 
 from mixerloop import runs
-from mixerloop.files import check_seal, locked, new_folder, seal_folder, write_file
+from mixerloop.files import check_can_hold, check_seal, locked, new_folder, seal_folder, write_file
 from mixerloop.provenance import collect_provenance
 
 
@@ -88,7 +88,7 @@ def sealed(tmp_path):
         (lambda f: (f / "a").write_bytes(b"0123456788"), "a: damaged, its sha256"),
         (lambda f: (f / "b").unlink(), "b: missing from the checkpoint"),
         (lambda f: (f / "contents.json").write_text("{"), "contents.json: cannot read"),
-        (lambda f: (f / "contents.json").write_text("[]"), "contents.json: not a list of files"),
+        (lambda f: (f / "contents.json").write_text("[]"), "contents.json: damaged, it is not a"),
         (
             lambda f: (f / "contents.json").write_text(
                 json.dumps({"files": {"../x": {"bytes": 1, "sha256": ""}}})
@@ -128,6 +128,20 @@ def test_the_newest_checkpoint_of_a_run_is_meant(tmp_path):
     (tmp_path / "checkpoints/step-10/contents.json").unlink()
     with pytest.raises(ValueError, match=r"step-10/contents\.json: missing"):
         runs.find_checkpoint(tmp_path)
+
+
+def test_a_run_may_lie_in_a_folder_named_checkpoints(tmp_path):
+    run = tmp_path / "checkpoints/run"
+    seal_folder(made(runs.checkpoint_folder(run, 3)))
+    assert runs.find_checkpoint(run).name == "step-3"
+    check_can_hold(tmp_path / "checkpoints/results")
+    with pytest.raises(ValueError, match="lies in a sealed folder"):
+        check_can_hold(run / "checkpoints/step-3/results")
+
+
+def made(folder):
+    folder.mkdir(parents=True)
+    return folder
 
 
 def test_a_lock_is_not_written_through_a_link(tmp_path):

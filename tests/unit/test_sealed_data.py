@@ -21,12 +21,14 @@ from mixerloop.data.batches import Batches
 from mixerloop.data.corpora import prepare_hops, prepare_text
 from mixerloop.data.data_check import DataCheck
 from mixerloop.data.prepared import open_prepared, verify_prepared
-from mixerloop.data.shards import read_manifest
+from mixerloop.data.shards import TokenSplit, read_manifest
 from mixerloop.data.tokenizer import train_tokenizer
 from mixerloop.data.windows import Draw
 from mixerloop.files import SealedFile
 from mixerloop.training.metrics import Metrics, Timing
 from mixerloop.training.sessions import resume, train
+from mixerloop.training.status import status
+from mixerloop.training.trainer import Trainer
 from small_model import training_file
 
 WORDS = ("the", "loop", "runs", "mixer", "and", "ffn", "again", "before", "reading", "out", "seen")
@@ -220,14 +222,14 @@ def test_a_run_whose_data_was_deleted_is_saved_with_its_tokenizer(text, config, 
 
 
 def test_the_work_is_saved_when_a_batch_cannot_be_read(config, tmp_path, monkeypatch):
-    read = Batches.read
+    read = Batches.read_unless
 
-    def fails_at_four(self, step, **options):
+    def fails_at_four(self, stopped, step):
         if step == 4:
             raise FileNotFoundError(2, "No such file or directory", "train-00000.tokens")
-        return read(self, step, **options)
+        return read(self, stopped, step)
 
-    monkeypatch.setattr(Batches, "read", fails_at_four)
+    monkeypatch.setattr(Batches, "read_unless", fails_at_four)
     with pytest.raises(FileNotFoundError, match="train-00000"):
         train(config, tmp_path / "run")
     assert max(runs.checkpoints(tmp_path / "run")) == 4
@@ -251,6 +253,78 @@ def test_a_signal_does_not_wait_for_the_check_and_the_resumed_run_does(
     assert json.loads((done.checkpoint / "position.json").read_text())["data_checked"]
 
 
+def test_a_signal_ends_the_wait_for_the_check_and_a_finished_run_is_checked_later(
+    text, config, tmp_path, monkeypatch
+):
+    def waits_for_a_signal(self, *, stopped):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stopped()
+
+    last = replace(config.train, checkpoint_every=100)
+    monkeypatch.setattr(data_check, "SHARE", 1e-9)
+    monkeypatch.setattr(DataCheck, "finish", waits_for_a_signal)
+    run = tmp_path / "run"
+    ended = train(replace(config, train=last), run).outcome
+    assert (ended.finished, ended.stopped_by) == (True, signal.SIGTERM)
+    assert not json.loads((ended.checkpoint / "position.json").read_text())["data_checked"]
+    assert status(run).state == "stopped"
+    monkeypatch.undo()
+    shard = next(text.glob("train-*.tokens"))
+    flip(shard, 4)
+    with pytest.raises(ValueError, match="step-6, which was written before its data was checked"):
+        resume(run)
+    assert status(run).state == "stopped"
+    flip(shard, 4)
+    assert resume(run).outcome.finished
+    assert status(run).state == "finished"
+    assert len(runs.read_provenance(run)["sessions"]) == 3
+    resume(run)
+    assert status(run).state == "finished"
+
+
+def test_a_shard_that_is_cut_off_while_it_is_read_is_named(text):
+    split = TokenSplit(text, "train", hashes_shards=False)
+    whole = split.read(0, len(split))
+    shard = next(text.glob("train-*.tokens"))
+    with shard.open("r+b") as file:
+        file.truncate(8)
+    assert split.read(0, 2).tolist() == whole[:2].tolist()
+    with pytest.raises(ValueError, match=r"train-.*\.tokens: damaged, it ends at byte 8"):
+        split.read(0, len(split))
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.write_text("{}"), Path.unlink])
+def test_a_provenance_that_is_damaged_in_training_costs_no_checkpoint(config, tmp_path, damage):
+    run = tmp_path / "run"
+    hurt = AtStep(2, lambda: damage(run / "provenance.json"))
+    assert train(config, run, display=lambda _: hurt).outcome.finished
+    assert "data" in runs.read_provenance(run)["sessions"][-1]
+
+
+def test_a_signal_before_the_first_step_ends_the_session(config, tmp_path, monkeypatch):
+    rate = Trainer._gemm_rate
+
+    def signalled(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return rate(self)
+
+    monkeypatch.setattr(Trainer, "_gemm_rate", signalled)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    stopped = train(config, tmp_path / "run").outcome
+    assert (stopped.step, stopped.stopped_by) == (0, signal.SIGTERM)
+
+
+def test_a_run_whose_recorder_fails_is_not_left_behind(config, tmp_path, monkeypatch):
+    def refuses(*_, **__):
+        raise ValueError("train.wandb = x: no key")
+
+    monkeypatch.setattr("mixerloop.training.sessions._recorders", refuses)
+    with pytest.raises(ValueError, match="no key"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_check_sleeps_between_blocks_until_somebody_waits(tmp_path, monkeypatch):
     monkeypatch.setattr(data_check, "SHARE", 1e-9)
     path = tmp_path / "large"
@@ -263,7 +337,9 @@ def test_the_check_sleeps_between_blocks_until_somebody_waits(tmp_path, monkeypa
     check = DataCheck([file])
     time.sleep(0.2)
     assert not check.is_complete
-    check.finish()
+    check.finish(stopped=lambda: True)
+    assert not check.is_complete
+    check.finish(stopped=lambda: False)
     assert check.is_complete
 
 

@@ -9,7 +9,7 @@ import tyro
 from mixerloop.config import check_seed
 from mixerloop.files import json_text
 from mixerloop.measures import score_named
-from mixerloop.results import encode
+from mixerloop.results import encode, p_value_text
 from mixerloop.text_tables import print_table, table_of
 
 if TYPE_CHECKING:
@@ -67,14 +67,15 @@ def _show_arms(comparison: "Comparison") -> None:
 
 def _show_pair(pair: "Pair") -> None:
     print(f"\n{pair.first} minus {pair.second} ({pair.seeds})")
-    table = table_of("", "difference", "95 % interval", "verdict")
+    table = table_of("", "difference", "95 % interval", "p, Holm", "verdict")
     for name, difference in pair.measures.items():
         score = score_named(name)
         value, lower, upper = (
             f"{score.scale * x:+.{score.digits}f}"
             for x in (difference.value, difference.lower, difference.upper)
         )
-        table.add_row(score.title, value, f"{lower} to {upper}", difference.verdict)
+        corrected = p_value_text(difference.holm_p_value)
+        table.add_row(score.title, value, f"{lower} to {upper}", corrected, difference.verdict)
     print_table(table)
     if pair.tasks:
         order = sorted(pair.tasks, key=lambda label: -abs(pair.tasks[label].contribution))

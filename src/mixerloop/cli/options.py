@@ -17,7 +17,7 @@ from typing import Any
 
 import tyro
 
-from mixerloop.parsing import suggest
+from mixerloop.parsing import one_line, suggest
 
 PROGRAM = "mixerloop"
 VERSION = "--version"
@@ -63,19 +63,20 @@ def parse(verbs: Any, arguments: Sequence[str], *, about: str | None) -> Any:
         raise ValueError(_problem(verbs, arguments)) from None
     sys.stderr.write(said.getvalue())
     if any(word == "" or word.endswith("=") for word in arguments):
-        _check_not_empty(parsed)
+        names_this_folder = any(word == "." or word.endswith("=.") for word in arguments)
+        _check_not_empty(parsed, ("",) if names_this_folder else ("", Path()))
     return parsed
 
 
-def _check_not_empty(options: Any) -> None:
+def _check_not_empty(options: Any, empty: tuple[str | Path, ...]) -> None:
     """Reject empty text for an option that names something; as a path it would be this folder."""
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if dataclasses.is_dataclass(value):
-            _check_not_empty(value)
+            _check_not_empty(value, empty)
             continue
         values = value if isinstance(value, list | tuple) else (value,)
-        if field.name not in MAY_BE_EMPTY and any(one in ("", Path()) for one in values):
+        if field.name not in MAY_BE_EMPTY and any(one in empty for one in values):
             name = "run" if field.name == "run_path" else field.name.rstrip("_")
             raise ValueError(f"{name.replace('__', '.').replace('_', '-')}: is empty")
 
@@ -98,7 +99,11 @@ def _parse(verbs: Any, arguments: Sequence[str], about: str | None = None) -> An
 
 def _problem(verbs: Any, arguments: Sequence[str]) -> str:
     """What is wrong with arguments that the parser rejects."""
-    (title, *_), *sections = _sections(_printed(verbs, arguments))
+    printed = _printed(verbs, arguments)
+    title_lines, *sections = _sections(printed)
+    if not title_lines or not all(sections):  # another version of tyro draws another frame
+        return one_line(printed)
+    title = title_lines[0]
     path = _path(verbs, arguments)
     left = [word for word in arguments[len(path) :] if word != "--"]
     if title == "Missing subcommand" and not left:

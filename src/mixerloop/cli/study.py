@@ -49,6 +49,8 @@ class Study:
     """Files of text that are held out whole."""
     tokenizer: Path | None = None
     """A SentencePiece model, for a study that needs one."""
+    overwrite: bool = False
+    """Let the report replace files that mixerloop did not write."""
     json: bool = False
     """Print JSON for programs."""
 
@@ -78,6 +80,7 @@ class Study:
             corpus=self.corpus,
             held_out=self.held_out,
             tokenizer=self.tokenizer,
+            overwrite=self.overwrite,
         )
         report = outcome.report
         if report is not None and report.warning is not None:

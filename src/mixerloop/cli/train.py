@@ -15,6 +15,8 @@ from mixerloop import config as configs
 from mixerloop import runs
 from mixerloop.cli.overrides import Overrides, given
 from mixerloop.files import json_text
+from mixerloop.history import RESTORED
+from mixerloop.progress_line import to_stderr
 
 if TYPE_CHECKING:
     from mixerloop.training.metrics import Metrics
@@ -76,9 +78,12 @@ class Train:
 
             out = self._default_run(self.config) if self.out is None else self.out
             trained = train(config, out, until=self.until, display=display)
+        if trained.last is None:  # a finished run, of which no display was made
+            for name in trained.restored:
+                to_stderr(f"{trained.run / name}: {RESTORED} {trained.outcome.checkpoint}\n")
         if trained.is_first_rank:
             _say(trained.run, trained.outcome, trained.last, as_json=self.json)
-        if trained.outcome.stopped_by is not None:
+        if trained.outcome.stopped_by is not None and not trained.outcome.finished:
             sys.exit(128 + trained.outcome.stopped_by)
 
     def _tables(self) -> configs.Tables:

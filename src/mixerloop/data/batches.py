@@ -80,18 +80,21 @@ class Batches:
             indices[in_epoch] = order(samples[in_epoch] % size)
         return indices
 
-    def read(self, step: int, *, stopped: Stopped = _never) -> Batch:
-        """The part of a step's batch that this rank trains on.
+    def read(self, step: int) -> Batch:
+        """The part of a step's batch that this rank trains on."""
+        batch = self.read_unless(_never, step)
+        assert batch is not None
+        return batch
 
-        `stopped` is asked now and then; once it is true, what is returned is not a batch.
-        """
+    def read_unless(self, stopped: Stopped, step: int) -> Batch | None:
+        """The part of a step's batch that this rank trains on; None once `stopped` is true."""
         share = self.global_batch // self.num_ranks
         mine = self.window_indices(step, stopped=stopped)
         mine = mine[self.rank * share : (self.rank + 1) * share]
         parts = []
         for start in range(0, share, WINDOWS_AT_ONCE):
             if stopped():
-                break
+                return None
             parts.append(self.windows.read(mine[start : start + WINDOWS_AT_ONCE]))
         if len(parts) == 1:
             return Batch(step, *parts[0])
@@ -109,10 +112,10 @@ class Batches:
         def fill() -> None:
             for step in range(start, stop):
                 try:
-                    item: Batch | BaseException = self.read(step, stopped=closed.is_set)
+                    item: Batch | BaseException | None = self.read_unless(closed.is_set, step)
                 except BaseException as error:  # raised again in the thread that reads the queue
                     item = error
-                while not closed.is_set():
+                while item is not None and not closed.is_set():
                     try:
                         ready.put(item, timeout=0.1)
                         break

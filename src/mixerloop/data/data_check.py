@@ -8,7 +8,7 @@ which then runs at full speed, before it writes its first checkpoint.
 import hashlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mixerloop.files import SealedFile
 
@@ -36,10 +36,13 @@ class DataCheck:
         """Whether every file was hashed and is as it was prepared."""
         return self.num_checked == len(self.files)
 
-    def finish(self) -> None:
-        """Hash the remaining files at full speed; raises if a file is damaged or unreadable."""
+    def finish(self, *, stopped: Callable[[], bool]) -> None:
+        """Hash the remaining files at full speed; raises if a file is damaged or unreadable.
+
+        Once `stopped` is true this returns, whether the check is complete or not.
+        """
         self._hurry.set()
-        while self._thread.is_alive():  # in turns, so that signals are delivered
+        while self._thread.is_alive() and not stopped():
             self._thread.join(0.1)
         if problem := self.damage or self.unreadable:
             raise problem

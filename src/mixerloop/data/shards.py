@@ -13,7 +13,9 @@ shards in the background (`data_check.py`).
 """
 
 import hashlib
+import os
 import re
+import weakref
 from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -222,7 +224,7 @@ class TokenSplit:
         for file in self._tokens:
             file.check_size()
         self._unchecked = set(range(len(self.shards))) if hashes_shards else set()
-        self._open = lru_cache(maxsize=OPEN_SHARDS)(self._mapped)
+        self._open = lru_cache(maxsize=OPEN_SHARDS)(self._opened)
 
     def __len__(self) -> int:
         """Tokens in the split."""
@@ -237,19 +239,18 @@ class TokenSplit:
         while start < stop:
             begin = self._ends[index] - self.shards[index].tokens
             end = min(stop, self._ends[index])
-            parts.append(self._open(index)[start - begin : end - begin])
+            parts.append(self._open(index).read(start - begin, end - begin))
             start, index = end, index + 1
         if len(parts) == 1:
-            return np.array(parts[0])
+            return parts[0]
         return np.concatenate(parts) if parts else np.empty(0, dtype=self.manifest.dtype)
 
-    def _mapped(self, index: int) -> np.ndarray:
-        """The tokens of a shard as a memory map."""
+    def _opened(self, index: int) -> "_OpenShard":
         file = self._tokens[index]
         if index in self._unchecked:
             file.check()
             self._unchecked.remove(index)
-        return np.memmap(file.path, dtype=self.manifest.dtype, mode="r")
+        return _OpenShard(file, np.dtype(self.manifest.dtype))
 
     def document_starts(self) -> np.ndarray:
         """The first token of every document, in order, counted over the whole split."""
@@ -258,6 +259,30 @@ class TokenSplit:
             parts.append(read_docs(self.folder, shard)[:, 0].astype(np.int64) + begin)
             begin += shard.tokens
         return np.concatenate(parts)
+
+
+class _OpenShard:
+    """An open file of tokens.
+
+    It is read and not mapped into memory: a mapped file that is cut off ends the process.
+    """
+
+    def __init__(self, file: SealedFile, dtype: np.dtype[Any]) -> None:
+        self._file, self._dtype = file, dtype
+        self._descriptor = os.open(file.path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """The tokens from `start` up to `stop`; raises if the file is shorter than it was."""
+        first, end = start * self._dtype.itemsize, stop * self._dtype.itemsize
+        content = bytearray()
+        while first + len(content) < end:
+            at = first + len(content)
+            block = os.pread(self._descriptor, end - at, at)
+            if not block:
+                raise ValueError(f"{self._file.path}: damaged, it ends at byte {at:,}")
+            content += block
+        return np.frombuffer(content, dtype=self._dtype)
 
 
 def read_docs(folder: Path, shard: Shard) -> np.ndarray:

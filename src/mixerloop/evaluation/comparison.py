@@ -8,7 +8,13 @@ from typing import Any
 
 from mixerloop import config as configs
 from mixerloop.config import RunConfig
-from mixerloop.evaluation.comparison_result import Arm, Comparison, Pair, TaskPart
+from mixerloop.evaluation.comparison_result import (
+    Arm,
+    Comparison,
+    Pair,
+    TaskPart,
+    judged_together,
+)
 from mixerloop.evaluation.difference import PAIRS_FROM, Scores, difference
 from mixerloop.evaluation.measured_run import MeasuredRun, read_measured_run
 from mixerloop.evaluation.units import Units
@@ -53,7 +59,7 @@ def compare(runs: Sequence[MeasuredRun], *, seed: int = 0) -> Comparison:
     for name, of_runs in units.items():
         _check_agree(runs, of_runs, MEASURES[name])
         scores |= type(of_runs[0]).scores(of_runs, seed=seed)
-    return Comparison(
+    comparison = Comparison(
         arms=tuple(_arm(group, runs, scores) for group in groups),
         pairs=tuple(
             _pair(first, second, scores, units, seed=seed)
@@ -62,6 +68,7 @@ def compare(runs: Sequence[MeasuredRun], *, seed: int = 0) -> Comparison:
         warnings=tuple(_common_warnings(runs, units)),
         provenance=result_provenance(seed=seed),
     )
+    return judged_together([comparison])[0]
 
 
 def _check_different(runs: Sequence[MeasuredRun]) -> None:
@@ -204,7 +211,7 @@ def _pair(
 
 def _seeds_in_words(first: int, second: int, *, same_seeds: bool) -> str:
     if first == second == 1:
-        return "one seed each: the interval is over examples, and says nothing of other seeds"
+        return "one seed each: the interval is over examples, and does not cover other seeds"
     if same_seeds and first >= PAIRS_FROM:
         return f"{first} seeds, in pairs: the interval is over seeds and examples"
     if 1 in (first, second):

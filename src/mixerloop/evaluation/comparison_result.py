@@ -1,8 +1,9 @@
 """The result of a comparison: architectures, their differences, and a verdict on each."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from mixerloop.evaluation.difference import Difference
+from mixerloop.evaluation.difference import Difference, judge_together
 from mixerloop.results import Provenance
 
 
@@ -59,3 +60,24 @@ class Comparison:
     warnings: tuple[str, ...]
     """Warnings that apply to every pair."""
     provenance: Provenance
+
+
+def judged_together(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The comparisons, their verdicts corrected for all differences in all of them."""
+    differences = [
+        difference
+        for comparison in comparisons
+        for pair in comparison.pairs
+        for difference in pair.measures.values()
+    ]
+    judged = iter(judge_together(differences))
+    return [
+        replace(
+            comparison,
+            pairs=tuple(
+                replace(pair, measures={name: next(judged) for name in pair.measures})
+                for pair in comparison.pairs
+            ),
+        )
+        for comparison in comparisons
+    ]

@@ -5,16 +5,19 @@ runs cancels in a difference. Seeds are not resampled, because two or three seed
 show how seeds vary. Their variance enters through a t distribution instead.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from mixerloop.intervals import estimate
+from mixerloop.intervals import LEVEL, estimate
 from mixerloop.results import Estimate, Over
 
-Verdict = Literal["resolved", "not resolved"]
+Verdict = Literal["resolved", "not resolved", "one seed: no verdict", "two seeds: no verdict"]
+SEEDS_FOR_VERDICT = 3
+"""The number of seeds that both architectures need for a verdict."""
 PAIRS_FROM = 4
 """The number of seeds from which runs are paired by seed.
 
@@ -37,22 +40,40 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Difference(Estimate):
-    """The first score minus the second, with a 95 % interval and a verdict."""
+    """The first score minus the second, with a 95 % interval of its own and a verdict."""
 
+    p_value: float | None
+    """The probability of a difference as large between equal architectures; None without a verdict.
+
+    It is two-sided, and over seeds and examples.
+    """
+    holm_p_value: float | None
+    """The same, corrected for all differences that are judged together."""
     verdict: Verdict
-    """A difference is resolved if zero is outside its interval."""
+    """A difference is resolved if its corrected p-value is below 0.05."""
 
 
-def judged(found: Estimate) -> Difference:
-    """Add the verdict to an estimate of a difference."""
-    zero_is_outside = found.lower > 0 or found.upper < 0
-    return Difference(
-        value=found.value,
-        lower=found.lower,
-        upper=found.upper,
-        over=found.over,
-        verdict="resolved" if zero_is_outside else "not resolved",
+def judge_together(differences: Sequence[Difference]) -> list[Difference]:
+    """Correct p-values by Holm's method, and judge.
+
+    The probability that any difference between equal architectures is called resolved is at most
+    5 %, for all these differences together.
+    """
+    ranked = sorted(
+        (difference.p_value, index)
+        for index, difference in enumerate(differences)
+        if difference.p_value is not None
     )
+    judged = list(differences)
+    corrected = 0.0
+    for rank, (p_value, index) in enumerate(ranked):
+        corrected = max(corrected, min(1.0, (len(ranked) - rank) * p_value))
+        judged[index] = replace(
+            judged[index],
+            holm_p_value=corrected,
+            verdict="resolved" if corrected < 1 - LEVEL else "not resolved",
+        )
+    return judged
 
 
 class _SeedNoise(NamedTuple):
@@ -74,7 +95,8 @@ def difference(
     The runs of an architecture differ in their seed. With `same_seeds`, run i of both architectures
     has the same seed. If both architectures have a single run, the interval is over the resampled
     units, which `over` names, and does not cover other seeds. If only one architecture has a single
-    run, its variance between seeds is assumed to equal that of the other architecture.
+    run, its variance between seeds is assumed to equal that of the other architecture. With fewer
+    than three runs of an architecture there is no verdict: how seeds vary is hardly known then.
     """
     value = float(first.points.mean() - second.points.mean())
     by_examples = first.replicates.mean(axis=1) - second.replicates.mean(axis=1)
@@ -85,7 +107,7 @@ def difference(
     else:
         noise = _noise_of_two(first, second)
     if noise is None:
-        return judged(estimate(value, by_examples, over=over))
+        return _judged(estimate(value, by_examples, over=over), fewest=1)
     # The seed part already contains the chance variation of single runs, so the example part is
     # scaled down by that share.
     remaining = 1 - noise.chance / max(by_examples.var(), np.finfo(float).tiny)
@@ -93,7 +115,29 @@ def difference(
     generator = np.random.default_rng([seed, SEED_DRAWS])
     seed_part = generator.standard_t(noise.freedom, len(example_part)) * np.sqrt(noise.variance)
     together = value + example_part + seed_part
-    return judged(estimate(value, together, over="seeds and examples"))
+    return _judged(
+        estimate(value, together, over="seeds and examples"),
+        fewest=min(len(first.points), len(second.points)),
+        p_value=_p_value(together),
+    )
+
+
+def _judged(found: Estimate, *, fewest: int, p_value: float | None = None) -> Difference:
+    """A difference that is judged alone; `fewest` is the smaller number of seeds."""
+    has_verdict = fewest >= SEEDS_FOR_VERDICT
+    difference = Difference(
+        **vars(found),
+        p_value=p_value if has_verdict else None,
+        holm_p_value=None,
+        verdict="one seed: no verdict" if fewest == 1 else "two seeds: no verdict",
+    )
+    return judge_together([difference])[0]
+
+
+def _p_value(replicates: Float[np.ndarray, " resamples"]) -> float:
+    """Twice the share of resampled differences on the other side of zero."""
+    tail = min((replicates <= 0).sum(), (replicates >= 0).sum())
+    return float(min(1.0, 2 * (tail + 1) / (len(replicates) + 1)))
 
 
 def _noise(scores: Scores) -> _SeedNoise | None:

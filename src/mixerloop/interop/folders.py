@@ -17,7 +17,6 @@ from mixerloop.files import (
     check_space,
     is_there,
     json_text,
-    naming,
     new_folder,
     read_json,
     seal_folder,
@@ -88,15 +87,16 @@ def export(
     for key, number in _special_tokens(tokenizer).items():
         if facts.get(key) is None and (like is None or key in like or number is not None):
             facts[key] = number
+    pieces = None if tokenizer is None else tokenizer.read_bytes()
     check_space(folder, sum(tensor.nbytes for tensor in tensors.values()))
-    with naming(folder), new_folder(folder) as making:
+    with new_folder(folder) as making:
         try:
             save_file(tensors, making / WEIGHTS, metadata={"format": "pt"})
         except SafetensorError as error:  # its own kind even for a full disk
             raise ValueError(f"{folder / WEIGHTS}: cannot be written: {one_line(error)}") from None
         write_file(making / CONFIG, json_text(facts))
-        if tokenizer is not None:
-            write_file(making / runs.TOKENIZER, tokenizer.read_bytes())
+        if pieces is not None:
+            write_file(making / runs.TOKENIZER, pieces)
             write_tokenizer(making)
         seal_folder(making)
     return kind

@@ -94,16 +94,19 @@ def _ordering(part: PartResults, comparison: Comparison, name: str) -> str:
     order = ", ".join(
         f"{names[arm.name]} {score.scale * arm.scores[name]:.{score.digits}f}" for arm in arms
     )
-    open_pairs = [
-        f"{names[pair.first]} and {names[pair.second]}"
-        for pair in pairs
-        if pair.measures[name].verdict != "resolved"
+    by_verdict: dict[str, list[str]] = {}
+    for pair in pairs:
+        both = f"{names[pair.first]} and {names[pair.second]}"
+        by_verdict.setdefault(pair.measures[name].verdict, []).append(both)
+    by_verdict.pop("resolved", None)
+    verdicts = [
+        verdict if len(of) == len(pairs) else f"{verdict}: {', '.join(of)}"
+        for verdict, of in by_verdict.items()
     ]
-    resolved = "every difference is resolved" if len(pairs) > 1 else "the difference is resolved"
-    if open_pairs:
-        resolved = f"not resolved: {'; '.join(open_pairs)}"
+    all_resolved = "every difference is resolved" if len(pairs) > 1 else "resolved"
     seeds = "; or ".join(sorted({pair.seeds for pair in pairs}))
-    return f"{part.name}, {score.title}, best first: {order}; {resolved} ({seeds})"
+    judged = "; ".join(verdicts) or all_resolved
+    return f"{part.name}, {score.title}, best first: {order}; {judged} ({seeds})"
 
 
 def _unfinished(study: StudyResults) -> Iterator[Element]:

@@ -15,7 +15,7 @@ from mixerloop.reports import charts
 from mixerloop.reports.elements import Element, Findings, Table
 from mixerloop.reports.student_t import over_runs
 from mixerloop.reports.study_results import ArmResults, PartResults
-from mixerloop.results import Estimate, PartialEstimate, Result
+from mixerloop.results import Estimate, PartialEstimate, Result, p_value_text
 from mixerloop.transport.result import TransportResult
 
 PAPERS_TYPE: dict[type[Result], str] = {
@@ -236,12 +236,17 @@ def _pairs_table(part: PartResults, comparison: Comparison) -> Table:
                 for x in (difference.value, difference.lower, difference.upper)
             )
             models = f"{names[pair.first]} minus {names[pair.second]}"
-            rows.append([models, score.title, value, f"{low} to {high}", difference.verdict])
-    columns = ["models", "measure", "difference", "95 % interval", "verdict"]
+            p_values = map(p_value_text, (difference.p_value, difference.holm_p_value))
+            rows.append(
+                [models, score.title, value, f"{low} to {high}", *p_values, difference.verdict]
+            )
+    columns = ["models", "measure", "difference", "95 % interval", "p", "p, Holm", "verdict"]
     seeds = "; or ".join(sorted({pair.seeds for pair in pairs}))
-    note = f"{seeds[:1].upper()}{seeds[1:]}. Resolved: zero is outside."
-    if len(pairs) > 1:
-        note += f" Each is at 95 % by itself, and not corrected for {len(pairs)} pairs."
+    note = (
+        f"{seeds[:1].upper()}{seeds[1:]}. Each interval is at 95 % by itself. Resolved: p, "
+        "corrected by Holm's method for all differences on this page, is below 0.05. A verdict "
+        "takes three seeds."
+    )
     return Table("Differences", columns, rows, note)
 
 

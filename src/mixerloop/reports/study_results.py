@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mixerloop import runs, study_folder
-from mixerloop.evaluation.comparison_result import Comparison
+from mixerloop.evaluation.comparison_result import Comparison, judged_together
 from mixerloop.files import is_there
 from mixerloop.history import Record, read_history
 from mixerloop.measures import MEASURES
@@ -168,6 +168,17 @@ def joined(studies: Mapping[str, StudyResults]) -> StudyResults:
             for prefill in study.prefills.values()
         },
     )
+
+
+def judged_on_one_page(study: StudyResults) -> StudyResults:
+    """The results, with verdicts that are corrected for all differences of all parts."""
+    compared = [part.comparison for part in study.parts if part.comparison is not None]
+    judged = iter(judged_together(compared))
+    parts = [
+        part if part.comparison is None else dataclasses.replace(part, comparison=next(judged))
+        for part in study.parts
+    ]
+    return dataclasses.replace(study, parts=parts)
 
 
 def gather(

@@ -20,12 +20,10 @@ from mixerloop.data.preparation import parse_preparation
 from mixerloop.evaluation.comparison import compare_runs
 from mixerloop.files import (
     LOCK,
-    SEAL,
     is_locked,
     is_there,
     locked,
     naming,
-    read_json,
     read_sealed,
     remove_leftovers,
     write_file,
@@ -160,7 +158,7 @@ def _data_record(plan: Plan, part: PartSettings) -> Path:
 def prepare_data(plan: Plan, part: PartSettings, given: dict[str, Sequence[Path]]) -> None:
     """Prepare the data of a part, or wait for the process that prepares the data."""
     data, record = plan.data(part.name), _data_record(plan, part)
-    if (data / MANIFEST).is_file():
+    if is_there(data / MANIFEST):
         _check_made_of(plan, part, given)
         return
     place = f"parts[{plan.file.study.parts.index(part)}].prepare"
@@ -251,7 +249,7 @@ def _run(plan: Plan, cell: Cell, say: Say, record: Path) -> None:
 
 
 def _end_if_stopped(trained: Trained) -> None:
-    """Exit if a signal stopped the training session; such a cell is not measured."""
+    """Exit if a signal came during the training session; such a cell is not measured now."""
     if trained.outcome.stopped_by is not None:
         sys.exit(128 + trained.outcome.stopped_by)
 
@@ -292,6 +290,13 @@ def run_prefill(plan: Plan, asked: PrefillSettings, say: Say) -> None:
         if (warning := busy_warning(bench.provenance)) is not None:
             to_stderr(f"{warning}\n")
         write_sealed(path, bench.to_json())
+
+
+def check_comparison(plan: Plan, part: PartSettings) -> None:
+    """Reject a folder in the place of a part's comparison."""
+    path = plan.folder / part.name / COMPARISON
+    if path.is_dir() and not path.is_symlink():
+        raise ValueError(f"{path}: a folder, in the place of a file; remove it")
 
 
 def compare_part(plan: Plan, part: PartSettings) -> None:
@@ -335,11 +340,7 @@ def _read_record(cls: type[R], path: Path, *, field: str | None = None) -> R | N
     if not is_there(path):
         return None
     try:
-        written = read_json(path)
-        if not isinstance(written, dict):
-            raise ValueError("not an object")
-        if SEAL in written:  # version 0.1.0 wrote none
-            written = read_sealed(path)
+        written = read_sealed(path, may_lack_seal=lambda _: True)  # version 0.1.0 wrote none
         return from_dict(cls, written if field is None else {field: written})
     except ValueError as error:
         said = str(error).removeprefix(f"{path}: ")

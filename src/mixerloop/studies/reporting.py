@@ -14,7 +14,13 @@ from mixerloop.model.initialization import meta_model
 from mixerloop.parsing import one_line
 from mixerloop.reports.build import build_report, findings
 from mixerloop.reports.page import check_page, write_report
-from mixerloop.reports.study_results import StudyResults, gather, joined, read_study
+from mixerloop.reports.study_results import (
+    StudyResults,
+    gather,
+    joined,
+    judged_on_one_page,
+    read_study,
+)
 from mixerloop.results import result_provenance
 from mixerloop.studies.plan import planned_arm
 from mixerloop.study_folder import (
@@ -68,6 +74,7 @@ def make_report(
         raise ValueError(f"{page}: a page ends in .html")
     check_page(page, overwrite=overwrite)
     results, warning = _of_studies(studies) if studies else _of_runs(folders)
+    results = judged_on_one_page(results)
     undrawn = write_report(build_report(results), page, overwrite=overwrite)
     if undrawn is not None:
         again = f"mixerloop report {' '.join(map(str, folders))} --out {page}"

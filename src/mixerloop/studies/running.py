@@ -14,6 +14,7 @@ from mixerloop.reports.page import check_page
 from mixerloop.studies.cells import (
     CellState,
     check_cells,
+    check_comparison,
     compare_part,
     is_done,
     prepare_data,
@@ -147,16 +148,23 @@ def run_study(
     corpus: Sequence[Path | str] = (),
     held_out: Sequence[Path | str] = (),
     tokenizer: Path | str | None = None,
+    overwrite: bool = False,
 ) -> StudyOutcome:
     """Run the unfinished cells of a study, compare its models and write its report.
 
     The first four arguments are those of `plan_study`. `corpus`, `held_out` and `tokenizer` are the
     files of a study that asks for text. Cells are run `jobs` at a time, each in its own process, or
-    on a Ray cluster; the numbers do not depend on this choice. Progress goes to stderr.
+    on a Ray cluster; the numbers do not depend on this choice. Progress goes to stderr. `overwrite`
+    lets the report replace files that this program did not write.
     """
     planned = plan_study(file, out=out, cells=cells, jobs=jobs)
     return run_planned(
-        planned, engine=engine, corpus=corpus, held_out=held_out, tokenizer=tokenizer
+        planned,
+        engine=engine,
+        corpus=corpus,
+        held_out=held_out,
+        tokenizer=tokenizer,
+        overwrite=overwrite,
     )
 
 
@@ -167,6 +175,7 @@ def run_planned(
     corpus: Sequence[Path | str] = (),
     held_out: Sequence[Path | str] = (),
     tokenizer: Path | str | None = None,
+    overwrite: bool = False,
 ) -> StudyOutcome:
     """Run a study that `plan_study` planned; the other arguments are those of `run_study`."""
     one_of(Engine, engine, "engine")
@@ -176,15 +185,17 @@ def run_planned(
         HELD_OUT: [Path(path) for path in held_out],
         TOKENIZER: [] if tokenizer is None else [Path(tokenizer)],
     }
-    if not planned.picked and plan.folder.is_dir():
-        check_page(plan.folder / REPORT)  # now, and not only after hours of training
+    if not planned.picked and plan.folder.is_dir():  # now, and not only after hours of training
+        check_page(plan.folder / REPORT, overwrite=overwrite)
+        for part in plan.file.study.parts:
+            check_comparison(plan, part)
     _start(plan, user_files)
     failed = _run_cells(planned, engine)
     if planned.picked:
         return StudyOutcome(folder=plan.folder, report=None, failed=tuple(failed))
     failed += _time_prefill(plan)
     failed += _compare(plan)
-    report = make_report([plan.folder])
+    report = make_report([plan.folder], overwrite=overwrite)
     return StudyOutcome(folder=plan.folder, report=report, failed=tuple(failed))
 
 

@@ -1,5 +1,6 @@
 """The progress of a training session, on the terminal or in a log."""
 
+from mixerloop.history import RESTORED
 from mixerloop.progress_line import ProgressLine, duration
 from mixerloop.training.metrics import Metrics, Timing
 from mixerloop.training.trainer import Trainer
@@ -19,7 +20,7 @@ def show_training(trainer: Trainer) -> "TrainingLine":
         f"{trainer.step:,}{length}"
     )
     for name in trainer.restored:
-        line.say(f"{trainer.run / name}: was damaged; restored from {trainer.newest}")
+        line.say(f"{trainer.run / name}: {RESTORED} {trainer.newest}")
     return line
 
 

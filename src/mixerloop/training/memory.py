@@ -8,7 +8,6 @@ from mixerloop.files import readable_size
 from mixerloop.training.parallel import Ranks
 
 TOKEN_BYTES = 8
-READ_AHEAD = 3 * (PREFETCHED_BATCHES + 2)  # inputs, labels and the row they are cut from
 RESIDUAL_BYTES = 4
 
 
@@ -22,7 +21,7 @@ def check_batch_fits(config: RunConfig, windows: Windows, *, ranks: Ranks) -> No
         return
     _, train = config.for_training()
     share = train.global_batch // ranks.num_ranks
-    read_ahead = share * (windows.context + 1) * TOKEN_BYTES * READ_AHEAD
+    read_ahead = share * (windows.context + 1) * TOKEN_BYTES * PREFETCHED_BATCHES
     if read_ahead > free:
         raise ValueError(
             f"train.global_batch = {train.global_batch:,}: the batches that are read ahead need "

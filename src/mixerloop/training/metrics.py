@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mixerloop import runs
-from mixerloop.files import naming
+from mixerloop.files import naming, write_file
 
 FLUSH_SECONDS = 30  # new points reach TensorBoard after at most this time
 
@@ -71,27 +71,53 @@ class JsonLines:
     """Appends to `metrics.jsonl` and `timing.jsonl`, which end at the step of the checkpoint."""
 
     def __init__(self, run: Path) -> None:
-        self._metrics = (run / runs.METRICS).open("a", encoding="utf-8")
-        self._timing = (run / runs.TIMING).open("a", encoding="utf-8")
+        self._metrics = _JsonLinesFile(run / runs.METRICS)
+        self._timing = _JsonLinesFile(run / runs.TIMING)
 
     def step(self, metrics: Metrics, timing: Timing) -> None:
         """Append one line to each file."""
         for file, record in ((self._metrics, metrics), (self._timing, timing)):
             present = {key: value for key, value in vars(record).items() if value is not None}
-            with naming(Path(file.name)):
-                file.write(json.dumps(present, allow_nan=False) + "\n")
-                file.flush()
+            file.append(json.dumps(present, allow_nan=False) + "\n")
 
     def flush(self) -> None:
-        """Wait until the lines are on the disk."""
-        for file in (self._metrics, self._timing):
-            with naming(Path(file.name)):
-                os.fsync(file.fileno())
+        """Wait until the lines are on the disk; a file that somebody changed is written anew."""
+        self._metrics.flush()
+        self._timing.flush()
 
     def close(self) -> None:
         """Close the two files."""
         self._metrics.close()
         self._timing.close()
+
+
+class _JsonLinesFile:
+    """A file that grows by lines.
+
+    Its content is also kept in memory, a few hundred bytes for each step, so that a file that was
+    cut off or deleted in the middle of training is noticed and written anew.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+        self._content = bytearray(path.read_bytes())
+
+    def append(self, line: str) -> None:
+        self._content += line.encode()
+        with naming(self._path):
+            self._file.write(line.encode())
+
+    def flush(self) -> None:
+        with naming(self._path):
+            os.fsync(self._file.fileno())
+        if not self._path.is_file() or self._path.read_bytes() != self._content:
+            self._file.close()
+            write_file(self._path, bytes(self._content))
+            self._file = self._path.open("ab", buffering=0)
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class TensorBoard:

@@ -44,7 +44,7 @@ class Ranks:
     @property
     def is_first_of_machine(self) -> bool:
         """Whether no other rank on this machine checks the machine's copy of the data."""
-        return int(os.environ.get("LOCAL_RANK", "0")) == 0
+        return self.num_ranks == 1 or int(os.environ.get("LOCAL_RANK", "0")) == 0
 
     def total(self, *values: float) -> list[float]:
         """Each value, summed over the ranks."""

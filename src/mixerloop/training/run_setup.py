@@ -135,8 +135,11 @@ def _check_wandb(train: TrainConfig) -> None:
         )
 
 
-def note_session(run: Path, config: RunConfig, *, ranks: Ranks, step: int) -> None:
-    """Record a session in the provenance: its first step, ranks, settings, code and machine."""
+def note_session(run: Path, config: RunConfig, *, ranks: Ranks, step: int) -> dict[str, Any]:
+    """Record a session in the provenance: its first step, ranks, settings, code and machine.
+
+    Returns the provenance.
+    """
     provenance = provenance_of(run)
     _, train = config.for_training()
     computed = {
@@ -148,11 +151,11 @@ def note_session(run: Path, config: RunConfig, *, ranks: Ranks, step: int) -> No
     provenance["sessions"] = [*provenance["sessions"], collect_provenance(**facts)]
     write_sealed(run / runs.PROVENANCE, provenance)
     write_file(run / runs.CONFIG, configs.dump(config))
+    return provenance
 
 
-def note_data(run: Path, check: DataCheck) -> None:
+def note_data(run: Path, provenance: dict[str, Any], check: DataCheck) -> None:
     """Record in the newest session what its data was, once every file of it was hashed."""
-    provenance = provenance_of(run)
     provenance["sessions"][-1]["data"] = {
         "content_sha256": check.content_sha256(),
         "files": len(check.files),

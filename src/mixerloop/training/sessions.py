@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from mixerloop import machine, runs
 from mixerloop.config import RunConfig, Tables
-from mixerloop.files import locked, remove_leftovers
+from mixerloop.files import locked, remove_folder, remove_leftovers
 from mixerloop.history import restore_history
 from mixerloop.training.metrics import (
     JsonLines,
@@ -39,6 +40,8 @@ class Trained:
     last: Metrics | None
     """The last step of this session; None if no step was left, and on ranks but the first."""
     is_first_rank: bool
+    restored: tuple[str, ...] = ()
+    """Files of the history that were not as the newest checkpoint has them, and were restored."""
 
 
 def train(
@@ -54,7 +57,8 @@ def train(
     _, settings = config.for_training()
     machine.keep_freed_memory()
     with joined(settings.device) as ranks:
-        return _session(run, begin(run, config, ranks=ranks), ranks, until, display)
+        config = begin(run, config, ranks=ranks)
+        return _session(run, config, ranks, until, display, is_new=True)
 
 
 def resume(
@@ -90,7 +94,13 @@ def _check_until(until: int | None) -> None:
 
 
 def _session(
-    run: Path, config: RunConfig, ranks: Ranks, until: int | None, display: Display | None
+    run: Path,
+    config: RunConfig,
+    ranks: Ranks,
+    until: int | None,
+    display: Display | None,
+    *,
+    is_new: bool = False,
 ) -> Trained:
     ranks.wait()  # the first rank may have made the folder just now
     if not ranks.is_first:
@@ -101,20 +111,32 @@ def _session(
         remove_leftovers(run / runs.CHECKPOINTS)
         trainer = Trainer(run, config, ranks=ranks)
         trainer.restored = restore_history(run, trainer.newest, trainer.step)
-        if trainer.finished:
-            outcome = trainer.train(until=until)
-            return Trained(run=run, outcome=outcome, last=None, is_first_rank=True)
         last = _Last()
-        watchers = [last, _DataNote(run, trainer), *_recorders(run, trainer)]
-        note_session(run, trainer.config, ranks=ranks, step=trainer.step)
-        if display is not None:
-            watchers.append(display(trainer))
+        watchers: list[Watcher] = [last]
         try:
+            if not trainer.finished:
+                watchers += _recorders(run, trainer)
+        except ValueError:
+            if is_new:  # such as a service without a login: no run is left behind
+                remove_folder(run)
+            raise
+        try:
+            if not trainer.finished or trainer.began_unchecked:
+                provenance = note_session(run, trainer.config, ranks=ranks, step=trainer.step)
+                watchers.append(_DataNote(run, trainer, provenance))
+            if not trainer.finished and display is not None:
+                watchers.append(display(trainer))
             outcome = trainer.train(watchers, until=until)
         finally:
             for watcher in watchers:
                 watcher.close()
-    return Trained(run=run, outcome=outcome, last=last.metrics, is_first_rank=True)
+    return Trained(
+        run=run,
+        outcome=outcome,
+        last=last.metrics,
+        is_first_rank=True,
+        restored=tuple(trainer.restored),
+    )
 
 
 def _recorders(run: Path, trainer: Trainer) -> list[Watcher]:
@@ -148,10 +170,15 @@ class _Last:
 
 
 class _DataNote:
-    """A watcher that records in the provenance what data was read, once all of it is checked."""
+    """A watcher that records in the provenance what data was read, once all of it is checked.
 
-    def __init__(self, run: Path, trainer: Trainer) -> None:
+    It does not read the provenance again: a damaged file must not keep a checkpoint from being
+    written.
+    """
+
+    def __init__(self, run: Path, trainer: Trainer, provenance: dict[str, Any]) -> None:
         self._run, self._trainer, self._is_noted = run, trainer, False
+        self._provenance = provenance
 
     def step(self, metrics: Metrics, timing: Timing) -> None:
         pass
@@ -159,8 +186,8 @@ class _DataNote:
     def flush(self) -> None:
         check = self._trainer.data_check
         if not self._is_noted and check is not None and check.is_complete:
-            note_data(self._run, check)
+            note_data(self._run, self._provenance, check)
             self._is_noted = True
 
     def close(self) -> None:
-        pass
+        self.flush()

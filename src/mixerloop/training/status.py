@@ -58,10 +58,19 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 def status(run: Path) -> Status:
     """Read the status of a run; a run that cannot be read is `damaged`, with the problem."""
+    before = runs.checkpoints(run).keys()
     try:
         return _status(run)
     except (ValueError, OSError) as error:
+        if runs.checkpoints(run).keys() != before:  # training has removed an old one meanwhile
+            return status(run)
         return Status(run=str(run), state="damaged", problem=str(error))
+
+
+def _data_is_noted(run: Path) -> bool:
+    """Whether the newest session has checked its data, after its last checkpoint was written."""
+    sessions = runs.read_provenance(run).get("sessions")
+    return bool(sessions) and "data" in sessions[-1]
 
 
 def _status(run: Path) -> Status:
@@ -76,7 +85,8 @@ def _status(run: Path) -> Status:
     position = read_position(folder)
     metrics, timing = (read_history(run, name) for name in (runs.METRICS, runs.TIMING))
     last = last_record(metrics)
-    state: State = "finished" if position.finished else "stopped"
+    is_finished = position.finished and (position.data_checked or _data_is_noted(run))
+    state: State = "finished" if is_finished else "stopped"
     return Status(
         run=str(run),
         state="running" if is_locked(run) else state,

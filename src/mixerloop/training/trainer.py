@@ -54,7 +54,7 @@ class Outcome:
     step: int
     finished: bool
     stopped_by: int | None
-    """The signal that ended the session early; None on a rank that received no signal."""
+    """The first signal of the session, even if it came with the last step; None if none came."""
     checkpoint: Path
 
 
@@ -119,34 +119,42 @@ class Trainer:
 
         The first rank passes its watchers, which receive the metrics of every step.
         """
-        stopped_by = None
-        if not self.finished and (until is None or self.step < until):
-            with signals() as received:
-                stopped_by = self._train(watchers, received, until)
+        with signals() as received:
+            if not self.finished and (until is None or self.step < until):
+                self._train(watchers, received, until)
+            elif self.began_unchecked:
+                self._check_data(received)
         return Outcome(
             step=self.step,
             finished=self.finished,
-            stopped_by=stopped_by,
+            stopped_by=received.first,
             checkpoint=self.newest,
         )
 
-    def _train(
-        self, watchers: Sequence[Watcher], received: Signals, until: int | None
-    ) -> int | None:
+    def _check_data(self, received: Signals) -> None:
+        """Check the data of a run that was finished before its data was checked."""
+        with closing(self._new_data_check()) as self.data_check:
+            if (unreadable := self._finish_data_check(received)) is not None:
+                raise unreadable
+
+    def _new_data_check(self) -> DataCheck:
+        return DataCheck(self.prepared.sealed_files() if self.ranks.is_first_of_machine else ())
+
+    def _train(self, watchers: Sequence[Watcher], received: Signals, until: int | None) -> None:
         ranks = self.ranks
         batches = self.batches.prefetched(
             start=self.step,
             stop=self.budget.steps or ENDLESS,
             stopped=received.__bool__,
         )
-        files = self.prepared.sealed_files() if ranks.is_first_of_machine else ()
-        with closing(DataCheck(files)) as self.data_check, closing(batches):
-            if self.began_unchecked and (unreadable := self._finish_data_check()) is not None:
-                raise unreadable
+        with closing(self._new_data_check()) as self.data_check, closing(batches):
+            if self.began_unchecked:
+                unreadable = self._finish_data_check(received)
+                if unreadable is not None:
+                    raise unreadable
             self.gemm_limit = sum(ranks.total(self._gemm_rate()))
             with self._core_share(received) as share:
                 self._steps(watchers, received, until, batches, share)
-        return received.first if not self.finished else None
 
     def _steps(
         self,
@@ -165,7 +173,7 @@ class Trainer:
                 batch = self._next_batch(batches, received)
                 loss, grad_norm, rate = self._update(batch, received)
             except (StepStopped, KeyboardInterrupt) as stopped:
-                self._save_before_stop(watchers)
+                self._save_before_stop(watchers, received)
                 if isinstance(stopped, KeyboardInterrupt):
                     raise
                 if stopped.__cause__ is not None:
@@ -192,7 +200,7 @@ class Trainer:
             for watcher in watchers:
                 watcher.step(metrics, timing)
             if self.finished or self.step == until or self.step % train.checkpoint_every == 0:
-                self._save(watchers)
+                self._save(watchers, received)
 
     def _next_batch(self, batches: Generator[Batch], received: Signals) -> Batch:
         """The next batch; raises on every rank if a rank has a signal, no batch or damaged data.
@@ -206,11 +214,13 @@ class Trainer:
         except (OSError, ValueError, MemoryError) as error:
             failure = error
         damage = None if self.data_check is None else self.data_check.damage
-        num_stops, num_damaged = self.ranks.total(
-            bool(received) or batch is None, damage is not None
+        num_stops, num_failures, num_damaged = self.ranks.total(
+            bool(received) or batch is None, failure is not None, damage is not None
         )
         if num_damaged:
             raise self._unusable(damage)
+        if num_failures and failure is None:
+            failure = ValueError("another rank cannot read its data")
         if num_stops or batch is None:
             raise StepStopped from failure
         return batch
@@ -269,14 +279,16 @@ class Trainer:
             raise FloatingPointError(self._stopped_at(f"the held-out NLL is {nll}"))
         return nll
 
-    def _save_before_stop(self, watchers: Sequence[Watcher]) -> None:
+    def _save_before_stop(self, watchers: Sequence[Watcher], received: Signals) -> None:
         """Save the last whole step at once, whether the data was checked to its end or not."""
         if self.newest != runs.checkpoint_folder(self.run, self.step):
-            self._save(watchers, waits_for_check=False)
+            self._save(watchers, received, waits_for_check=False)
 
-    def _save(self, watchers: Sequence[Watcher], *, waits_for_check: bool = True) -> None:
+    def _save(
+        self, watchers: Sequence[Watcher], received: Signals, *, waits_for_check: bool = True
+    ) -> None:
         with self.clock.stopped():
-            unreadable = self._finish_data_check() if waits_for_check else None
+            unreadable = self._finish_data_check(received) if waits_for_check else None
             self._check_weights()
             for watcher in watchers:
                 watcher.flush()
@@ -304,15 +316,16 @@ class Trainer:
         if unreadable is not None:
             raise unreadable
 
-    def _finish_data_check(self) -> OSError | ValueError | None:
+    def _finish_data_check(self, received: Signals) -> OSError | ValueError | None:
         """Wait for the check of the data; raises on every rank if a rank has damaged data.
 
-        A file that cannot be read is returned, for the caller to raise after the work is saved.
+        A file that cannot be read is returned, for the caller to raise after the work is saved. A
+        signal ends the wait.
         """
         assert self.data_check is not None
         damage = unreadable = None
         try:
-            self.data_check.finish()
+            self.data_check.finish(stopped=received.__bool__)
         except (OSError, ValueError) as error:
             if self.data_check.damage is None:
                 unreadable = error
@@ -365,8 +378,8 @@ class Trainer:
 
     def _same_bits_on_one_thread(self, received: Signals) -> bool:
         """Whether the matrix library splits no sum between threads, for the shapes of this run."""
-        batch = self.batches.read(self.step, stopped=received.__bool__)
-        if received:
+        batch = self.batches.read_unless(received.__bool__, self.step)
+        if batch is None:
             return False
         size, num_threads = self.computation.micro_batch, torch.get_num_threads()
         starts = {0, (len(batch.inputs) - 1) // size * size}  # the last micro-batch may be smaller

@@ -13,11 +13,13 @@ from mixerloop.config import (
     FormChoice,
     InitRule,
     check_fits,
+    check_seed,
     preset,
 )
 from mixerloop.data.prepared import open_prepared
 from mixerloop.data.windows import Draw, DrawnWindows
 from mixerloop.files import check_can_hold
+from mixerloop.kinds import check_size
 from mixerloop.measures import measure_of
 from mixerloop.model.device import find_device
 from mixerloop.model.initialization import fresh_model
@@ -60,8 +62,9 @@ class Looking:
         """Reject too few windows for an interval, and too few positions."""
         if self.windows < 2:
             raise ValueError(f"windows must be at least 2, got {self.windows}")
-        if self.positions < 1:
-            raise ValueError(f"positions must be at least 1, got {self.positions}")
+        for name in ("windows", "positions", "context"):
+            check_size(name, getattr(self, name))
+        check_seed(self.seed)
 
 
 def measure_transport(
