@@ -11,9 +11,10 @@ float64 when any input is; the output has the type of `value`.
 All derivatives of the forms `definition` and `torch` are right; `native` and `fla` have gradients
 and reject the others. A number that is not finite reaches its own and later tokens: in the forms
 `torch` (on a CPU) and `native`, outputs and gradients are finite where those of the definition are.
-For a loss of earlier tokens only, the definition's own gradients of these tokens are NaN, but for
-the queries', if a later query, key, log decay or write strength is not finite: 0 times NaN is NaN.
-After a value that is not finite they are right. A log decay of -inf forgets, and all is finite.
+A log decay of -inf forgets the state, and everything stays finite. One limit is the definition's
+own: if the loss is of earlier tokens only and a later query, key, log decay or write strength is
+not finite, then the gradients of the earlier tokens are NaN, except those of their queries, because
+0 times NaN is NaN. A later value that is not finite does no such harm.
 """
 
 from collections.abc import Callable
