@@ -9,6 +9,8 @@ from typing import Any
 
 from chaos.counts import COUNT
 
+IS_WHOLE = os.environ.get("MIXERLOOP_CHAOS") == "whole"
+"""Whether all the cases of `make chaos` are run; otherwise slow tests run a part of them."""
 TESTS = Path(__file__).parents[1]
 
 

@@ -6,9 +6,9 @@ import needs
 from chaos.cases import READINGS
 from chaos.damage import DAMAGES
 from chaos.fixtures import MAKERS
-from chaos.suite import run_suite
+from chaos.suite import IS_WHOLE, run_suite
 
-QUICK_CASES, CASES = 90, 1500
+QUICK_CASES, CASES = 90, 1500 if IS_WHOLE else 400
 
 
 def test_a_sample_of_damaged_files_ends_well(tmp_path, record_property):

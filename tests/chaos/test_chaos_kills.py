@@ -8,9 +8,10 @@ from chaos.kills import VERBS, storm
 from chaos.signals import Arena
 from chaos.signals_server import Server
 from chaos.signals_verbs import BY_NAME
+from chaos.suite import IS_WHOLE
 
 SEED = 1
-KILLS = 5
+KILLS = 5 if IS_WHOLE else 2
 
 pytestmark = [pytest.mark.slow, needs.PROC.mark]
 

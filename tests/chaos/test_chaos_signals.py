@@ -20,10 +20,12 @@ from chaos.signals import (
 )
 from chaos.signals_server import Server
 from chaos.signals_verbs import BY_NAME
+from chaos.suite import IS_WHOLE
 
 SEED = 1
 SAMPLE = "train"
-WHOLE = ("init", "import", "nll")
+PER_VERB = 12 if IS_WHOLE else 4
+WHOLE = ("init", "import", "nll") if IS_WHOLE else ("init",)
 """Verbs that get a signal before and after each of their file operations."""
 
 pytestmark = needs.PROC.mark
@@ -56,7 +58,7 @@ def test_a_signal_at_any_moment_of_training_saves_the_work(arena, check):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BY_NAME)
 def test_a_signal_at_any_moment_of_a_verb_saves_the_work(arena, check, name):
-    check(name, cases(arena, [BY_NAME[name]], per_verb=12, seed=SEED))
+    check(name, cases(arena, [BY_NAME[name]], per_verb=PER_VERB, seed=SEED))
 
 
 @pytest.mark.slow
@@ -68,9 +70,9 @@ def test_a_signal_before_and_after_every_file_operation_leaves_nothing_behind(ar
 @pytest.mark.slow
 def test_a_signal_while_a_process_starts_ends_it_without_a_traceback(check):
     verbs = [BY_NAME[name] for name in START_VERBS]
-    check("starts", start_cases(verbs, number=20, imports=IMPORTS, seed=SEED))
+    check("starts", start_cases(verbs, number=20 if IS_WHOLE else 6, imports=IMPORTS, seed=SEED))
 
 
 @pytest.mark.slow
 def test_a_signal_to_torchrun_saves_the_work_of_its_ranks(check):
-    check("torchrun", torchrun_cases(number=3, seed=SEED))
+    check("torchrun", torchrun_cases(number=3 if IS_WHOLE else 1, seed=SEED))
