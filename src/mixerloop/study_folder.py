@@ -72,6 +72,12 @@ class PlannedArm:
     """Operations of a forward and a backward pass."""
     macs: dict[str, int]
     """Multiply-adds of one occurrence, by sublayer."""
+    layer_parameters: tuple[dict[str, int], ...] = ()
+    """For each layer the parameters of its sublayers, norms included; older plans name none."""
+    tuned: dict[str, float] = field(default_factory=dict)
+    """The value of the tuned key; empty if the part does not tune, or has not yet."""
+    tunes: str | None = None
+    """The model whose key is tuned by this one; None unless the part is one of tuning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +98,14 @@ class PlannedPart:
     """The compute type of each measurement; older plans name none and used float32."""
     transport: TransportSettings
     arms: tuple[PlannedArm, ...]
+    family: str = ""
+    """The part of the study file; several parts of the plan differ in size and budget only."""
+    size: str | None = None
+    """The name of the size; None if the study file names no sizes."""
+    tokens: int | None = None
+    """The budget; None if the study file has it in the config alone."""
+    is_tuning: bool = False
+    """Whether the runs of this part choose a value for the other parts of the family."""
 
     def measured_in(self, measure: str) -> ComputeDtype:
         """The compute type of a measurement."""

@@ -133,7 +133,7 @@ def test_a_result_of_an_older_version_is_rejected_by_name(tmp_path, measure: Mea
 
 def test_results_of_an_older_version_are_not_compared(tmp_path):
     for name in ("one", "two"):
-        details = nll_details(np.array([4.0, 6.0]), np.array([2, 3]), None)
+        details = nll_details(np.arange(2), np.array([4.0, 6.0]), np.array([2, 3]), None)
         write_result(tmp_path / name, RESULT, details=details)
     (tmp_path / "two" / "hops.json").write_text(
         json.dumps(OLD["hops"] | {"provenance": OLD_PROVENANCE})
@@ -181,7 +181,7 @@ def test_provenance_takes_no_unknown_fact():
     assert decode(type(RESULT.provenance), encode(RESULT.provenance)) == RESULT.provenance
 
 
-DETAILS = nll_details(np.array([4.0, 6.0]), np.array([2, 3]), None)
+DETAILS = nll_details(np.arange(2), np.array([4.0, 6.0]), np.array([2, 3]), None)
 
 
 @pytest.mark.parametrize("name", ["nll.json", "nll.jsonl"])
@@ -200,7 +200,7 @@ def test_a_flipped_bit_in_a_result_is_never_read_as_another_number(tmp_path, nam
 
 def test_details_of_another_result_are_not_read(tmp_path):
     write_result(tmp_path / "one", RESULT, details=DETAILS)
-    others = nll_details(np.array([5.0, 7.0]), np.array([2, 3]), None)
+    others = nll_details(np.arange(2), np.array([5.0, 7.0]), np.array([2, 3]), None)
     write_result(tmp_path / "two", RESULT, details=others)
     shutil.copy(tmp_path / "one/nll.jsonl", tmp_path / "two/nll.jsonl")
     with pytest.raises(ValueError, match=r"two/nll\.jsonl: not as it was written"):

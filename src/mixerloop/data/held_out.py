@@ -7,7 +7,7 @@ a synthetic task the answers are scored, and every sequence is a document.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -19,6 +19,12 @@ from mixerloop.data.windows import TokenWindows
 
 BATCH_TOKENS = 65536
 """Tokens that `HeldOut.batches` reads at a time; a scorer cuts them into its own batches."""
+
+
+Documents = Literal["all", "tuning", "test"]
+"""Which held-out documents are scored: all; or those that choose a setting; or the others."""
+TUNING_EVERY = 3
+"""One document in this many is a document for tuning."""
 
 
 class ScoredRows(NamedTuple):
@@ -47,11 +53,69 @@ class HeldOut(ABC):
     def read(self, indices: Int[np.ndarray, " windows"]) -> ScoredRows:
         """The windows with these numbers."""
 
+    @abstractmethod
+    def tokens_of_documents(self) -> Int[np.ndarray, " documents"]:
+        """The number of scored tokens of each document."""
+
+    def document_numbers(self) -> Int[np.ndarray, " documents"]:
+        """The number of each document in the whole held-out set."""
+        return np.arange(self.num_documents)
+
     def batches(self) -> Iterator[ScoredRows]:
         """All windows in order, about `BATCH_TOKENS` tokens at a time."""
         size = max(1, BATCH_TOKENS // self.context)
         for start in range(0, self.num_windows, size):
-            yield self.read(np.arange(start, min(start + size, self.num_windows)))
+            rows = self.read(np.arange(start, min(start + size, self.num_windows)))
+            if rows.tokens:
+                yield rows
+
+    def only(self, documents: Documents) -> "HeldOut":
+        """The held-out set with only some of its documents scored; the others are still context.
+
+        No document is both in "tuning" and in "test".
+        """
+        if documents == "all":
+            return self
+        is_tuning = np.arange(self.num_documents) % TUNING_EVERY == 0
+        chosen = is_tuning if documents == "tuning" else ~is_tuning
+        if chosen.sum() < 2:
+            raise ValueError(
+                f"{self.num_documents} held-out documents leave {chosen.sum()} for {documents}; an "
+                "interval takes two or more"
+            )
+        return _ChosenDocuments(
+            context=self.context,
+            num_windows=self.num_windows,
+            num_documents=int(chosen.sum()),
+            num_tokens=int(self.tokens_of_documents()[chosen].sum()),
+            text_bytes=None if self.text_bytes is None else self.text_bytes[chosen],
+            whole=self,
+            numbers=np.where(chosen, np.cumsum(chosen) - 1, -1),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ChosenDocuments(HeldOut):
+    """A held-out set of which only some documents are scored."""
+
+    whole: HeldOut
+    numbers: Int[np.ndarray, " documents"]
+    """The new number of each document of the whole set; -1 if the document is not scored."""
+
+    def read(self, indices: Int[np.ndarray, " windows"]) -> ScoredRows:
+        """The windows with these numbers that have a scored token."""
+        rows = self.whole.read(indices)
+        documents = [np.where(of_row >= 0, self.numbers[of_row], -1) for of_row in rows.documents]
+        kept = [index for index, of_row in enumerate(documents) if (of_row >= 0).any()]
+        return ScoredRows([rows.tokens[i] for i in kept], [documents[i] for i in kept])
+
+    def document_numbers(self) -> Int[np.ndarray, " documents"]:
+        """The number of each chosen document in the whole held-out set."""
+        return np.flatnonzero(self.numbers >= 0)
+
+    def tokens_of_documents(self) -> Int[np.ndarray, " documents"]:
+        """The number of scored tokens of each chosen document."""
+        return self.whole.tokens_of_documents()[self.numbers >= 0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +135,13 @@ class HeldOutText(HeldOut):
         ]
         return ScoredRows(tokens, documents)
 
+    def tokens_of_documents(self) -> Int[np.ndarray, " documents"]:
+        """Every token is scored but the first of the split."""
+        ends = np.append(self.starts[1:], len(self.windows.tokens))
+        tokens = ends - self.starts
+        tokens[0] -= 1
+        return tokens
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutTask(HeldOut):
@@ -84,6 +155,10 @@ class HeldOutTask(HeldOut):
         documents = np.full((len(indices), self.context), -1, dtype=np.int64)
         documents[:, self.task.answer_positions() - 1] = indices[:, None]
         return ScoredRows(list(tokens), list(documents))
+
+    def tokens_of_documents(self) -> Int[np.ndarray, " documents"]:
+        """The answers of each sequence."""
+        return np.full(self.num_documents, len(self.task.answer_positions()))
 
 
 def held_out_text(split: TokenSplit, tokenizer: Tokenizer, *, context: int) -> HeldOutText:

@@ -33,17 +33,25 @@ The data path is among them, because the data is compared by its hash.
 """
 
 
-def compare_runs(paths: Sequence[Path | str], *, seed: int = 0) -> Comparison:
-    """Compare runs, or results in other folders, by the measures that all of them have."""
-    return compare([read_measured_run(Path(path)) for path in paths], seed=seed)
+def compare_runs(
+    paths: Sequence[Path | str], *, arms: Sequence[str] | None = None, seed: int = 0
+) -> Comparison:
+    """Compare runs, or results in other folders, by the measures that all of them have.
+
+    `arms` names the architecture of each run. By default runs are one architecture if their configs
+    differ in the random seed only.
+    """
+    return compare([read_measured_run(Path(path)) for path in paths], arms=arms, seed=seed)
 
 
-def compare(runs: Sequence[MeasuredRun], *, seed: int = 0) -> Comparison:
-    """Compare models that were measured on the same units."""
+def compare(
+    runs: Sequence[MeasuredRun], *, arms: Sequence[str] | None = None, seed: int = 0
+) -> Comparison:
+    """Compare models that were measured on the same units; `arms` as in `compare_runs`."""
     if len(runs) < 2:
         raise ValueError("a comparison needs two runs or more")
     _check_different(runs)
-    groups = group_by_architecture(runs)
+    groups = group_by_architecture(runs) if arms is None else group_by_name(runs, arms)
     units = {
         name: [run.units[name] for run in runs]
         for name in MEASURES
@@ -114,6 +122,19 @@ class Group:
     runs: tuple[int, ...]
     """Indices of the runs, in the order of their seeds."""
     seeds: tuple[int | None, ...]
+
+
+def group_by_name(runs: Sequence[MeasuredRun], arms: Sequence[str]) -> list[Group]:
+    """Group runs by the name of their architecture, which is given for each run."""
+    if len(arms) != len(runs):
+        raise ValueError(f"{len(runs)} runs, and {len(arms)} names of architectures")
+    groups = []
+    for name in dict.fromkeys(arms):
+        members = [index for index, arm in enumerate(arms) if arm == name]
+        members.sort(key=lambda index: (runs[index].seed is None, runs[index].seed))
+        seeds = tuple(runs[index].seed for index in members)
+        groups.append(Group(name=name, runs=tuple(members), seeds=seeds))
+    return groups
 
 
 def group_by_architecture(runs: Sequence[MeasuredRun]) -> list[Group]:

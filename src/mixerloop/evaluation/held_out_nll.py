@@ -6,12 +6,13 @@ from pathlib import Path
 
 from mixerloop import runs
 from mixerloop.config import check_fits
-from mixerloop.data.held_out import HeldOut
+from mixerloop.data.held_out import Documents, HeldOut
 from mixerloop.data.prepared import Prepared, open_prepared
 from mixerloop.evaluation.looped_scorer import scorer_of
 from mixerloop.evaluation.nll import measure, summarise
 from mixerloop.evaluation.nll_result import FEW_DOCUMENTS, NllFigures, NllResult, nll_details
 from mixerloop.files import file_sha256, is_there
+from mixerloop.parsing import one_of
 from mixerloop.schedule import first_passes, num_passes_of
 from mixerloop.subject import Subject
 
@@ -25,13 +26,17 @@ def evaluate_nll(
     data: Path | str | None = None,
     context: int | None = None,
     passes: tuple[int, ...] = (),
+    documents: Documents = "all",
     progress: Progress | None = None,
 ) -> NllResult:
     """Score every held-out token but the first, and save the result.
 
     `data` and `context` default to those of the subject's run. For each number in `passes` the
-    model is also measured with every loop stopped after that number of passes.
+    model is also measured with every loop stopped after that number of passes. `documents` scores
+    only the documents for tuning, or only the others, so that a setting is not chosen by the
+    documents that a result reports.
     """
+    one_of(Documents, documents, "documents")
     if context is not None and context < 1:
         raise ValueError(f"context must be at least 1, got {context}")
     most = num_passes_of(subject.schedule)
@@ -40,7 +45,7 @@ def evaluate_nll(
             raise ValueError(f"passes {number}: this schedule makes 1 to {most}")
     subject.check_can_save(NllResult)
     prepared = open_prepared(subject.data(data))
-    held_out = _held_out(subject, prepared, context)
+    held_out = _held_out(subject, prepared, context).only(documents)
 
     def part(name: str) -> Callable[[int, int], None] | None:
         return None if progress is None else partial(progress, name)
@@ -56,12 +61,14 @@ def evaluate_nll(
         **subject.heading(),
         **vars(figures),
         context=held_out.context,
+        scored=documents,
         warnings=_warnings(figures),
         by_passes=by_passes,
         provenance=subject.provenance(data=prepared.fingerprint),
     )
     nats, tokens = sums.nats.sum(axis=1), sums.tokens.sum(axis=1)
-    subject.save(result, details=nll_details(nats, tokens, held_out.text_bytes))
+    details = nll_details(held_out.document_numbers(), nats, tokens, held_out.text_bytes)
+    subject.save(result, details=details)
     return result
 
 

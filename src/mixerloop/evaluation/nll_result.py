@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
+from mixerloop.data.held_out import Documents
 from mixerloop.evaluation.units import RatioUnits, detail_lines, finite
 from mixerloop.measures import MEASURES
 from mixerloop.parsing import one_line
@@ -52,6 +53,8 @@ class NllResult(NllFigures, Result):
 
     context: int
     """Tokens of a window."""
+    scored: Documents = "all"
+    """The held-out documents that were scored; older results scored all."""
     warnings: tuple[str, ...]
     by_passes: dict[int, NllFigures]
     """Figures with every loop stopped after a number of passes, by that number."""
@@ -81,10 +84,11 @@ def document_units(
     data: str | None,
     context: int,
     compute_dtype: str | None,
+    scored: Documents = "all",
 ) -> DocumentUnits:
     """The units of an NLL, with the settings that a comparison checks."""
     return DocumentUnits(
-        {"data": data, "context": context, "compute_dtype": compute_dtype},
+        {"data": data, "context": context, "compute_dtype": compute_dtype, "documents": scored},
         "nll",
         "documents",
         nats,
@@ -93,6 +97,7 @@ def document_units(
 
 
 def nll_details(
+    numbers: Int[np.ndarray, " documents"],
     nats: Float[np.ndarray, " documents"],
     tokens: Int[np.ndarray, " documents"],
     sizes: Float[np.ndarray, " documents"] | None,
@@ -101,13 +106,13 @@ def nll_details(
     lines = [
         json.dumps(
             {
-                "document": number,
-                "nats": float(nats[number]),
-                "tokens": int(tokens[number]),
-                "bytes": None if sizes is None else float(sizes[number]),
+                "document": int(numbers[index]),
+                "nats": float(nats[index]),
+                "tokens": int(tokens[index]),
+                "bytes": None if sizes is None else float(sizes[index]),
             }
         )
-        for number in range(len(nats))
+        for index in range(len(nats))
     ]
     return "\n".join(lines) + "\n"
 
@@ -130,4 +135,5 @@ def read_nll_units(folder: Path, result: NllResult) -> DocumentUnits:
         data=result.provenance.data,
         context=result.context,
         compute_dtype=result.provenance.compute_dtype,
+        scored=result.scored,
     )

@@ -17,6 +17,14 @@ from mixerloop.reports.elements import (
     Table,
     with_distinct_names,
 )
+from mixerloop.reports.family_section import (
+    Family,
+    crossing_findings,
+    families,
+    over_budgets,
+    tuning,
+    tuning_warnings,
+)
 from mixerloop.reports.provenance_section import provenance
 from mixerloop.reports.results_section import arm_names, results
 from mixerloop.reports.schedule_diagram import draw
@@ -43,6 +51,13 @@ PART_SECTIONS: dict[str, PartSection] = {}
 """By title, in the order of the page."""
 
 
+FAMILY_SECTIONS: dict[str, Callable[[Family], Iterable[Element]]] = {
+    "by size and budget": over_budgets,
+    "tuning": tuning,
+}
+"""Sections about a part of the study file in all its sizes and budgets, before those of each."""
+
+
 def register_section(title: str, section: PartSection) -> None:
     """Add a section to the report of every part."""
     if title in PART_SECTIONS:
@@ -53,10 +68,14 @@ def register_section(title: str, section: PartSection) -> None:
 def build_report(study: StudyResults) -> Report:
     """A report with findings, results, transport, prefill, the paper's figures and provenance."""
     sections = [Section("What was found", [Findings(findings(study)), *_unfinished(study)])]
-    for part in study.parts:
-        for title, section in PART_SECTIONS.items():
-            if part.arms and (elements := list(section(part))):
-                sections.append(Section(f"{part.name}: {title}", elements))
+    for family in families(study.parts):
+        for title, section in FAMILY_SECTIONS.items():
+            if elements := list(section(family)):
+                sections.append(Section(f"{family.name}: {title}", elements))
+        for part in family.parts:
+            for title, section in PART_SECTIONS.items():
+                if part.arms and (elements := list(section(part))):
+                    sections.append(Section(f"{part.name}: {title}", elements))
     for number, (of, times) in enumerate(study.prefills.items(), start=1):
         sections.append(Section(f"{of}prefill".capitalize(), _prefill(times, number)))
     sections.append(Section("The paper's figures", _paper()))
@@ -67,11 +86,13 @@ def build_report(study: StudyResults) -> Report:
 def findings(study: StudyResults) -> list[str]:
     """One sentence per measure and prefill case, made from numbers and verdicts alone."""
     sentences = []
-    for part in study.parts:
-        if part.comparison is not None:
-            sentences += [
-                _ordering(part, part.comparison, name) for name in _scores(part.comparison)
-            ]
+    for family in families(study.parts):
+        for part in family.parts:
+            if part.comparison is not None:
+                sentences += [
+                    _ordering(part, part.comparison, name) for name in _scores(part.comparison)
+                ]
+        sentences += [*crossing_findings(family), *tuning_warnings(family)]
     for of, case in ((of, case) for of, times in study.prefills.items() for case in times.cases):
         low, high = case.mixer_over_full_quartiles
         prompts = "one prompt" if case.batch == 1 else f"{case.batch} prompts at once"

@@ -205,7 +205,8 @@ def check_cells(plan: Plan, cells: Sequence[Cell]) -> None:
         try:
             open_data(cell.config)
         except ValueError as error:
-            raise plan.file.refused(f"parts[{parts.index(cell.part)}]", error) from None
+            place = f"parts[{parts.index(cell.settings.name)}]"
+            raise plan.file.refused(place, error) from None
 
 
 def run_cell(plan: Plan, cell: Cell, say: Say) -> bool:
@@ -241,11 +242,10 @@ def _run(plan: Plan, cell: Cell, say: Say, record: Path) -> None:
         say("training, from where it stopped")
         with _log(record, f"train --resume {run}"):
             _end_if_stopped(resume(run, display=show_training))
-    (part,) = (part for part in plan.file.study.parts if part.name == cell.part)
     for measure in _missing(run, cell.measure):
         say(measure)
         with _log(record, f"{measure} of {run}"):
-            measure_run(run, measure, part)
+            measure_run(run, measure, cell.variant)
 
 
 def _end_if_stopped(trained: Trained) -> None:
@@ -292,22 +292,26 @@ def run_prefill(plan: Plan, asked: PrefillSettings, say: Say) -> None:
         write_sealed(path, bench.to_json())
 
 
-def check_comparison(plan: Plan, part: PartSettings) -> None:
+def check_comparison(plan: Plan, part: str) -> None:
     """Reject a folder in the place of a part's comparison."""
-    path = plan.folder / part.name / COMPARISON
+    path = plan.folder / part / COMPARISON
     if path.is_dir() and not path.is_symlink():
         raise ValueError(f"{path}: a folder, in the place of a file; remove it")
 
 
-def compare_part(plan: Plan, part: PartSettings) -> None:
-    """Compare the models of a part by the measures that all of them have."""
-    path = plan.folder / part.name / COMPARISON
+def compare_part(plan: Plan, part: str) -> None:
+    """Compare the models of a part of the plan by the measures that all of them have."""
+    path = plan.folder / part / COMPARISON
     path.unlink(missing_ok=True)  # an older comparison is about other runs
-    done = [cell for cell in plan.of(part.name) if is_done(plan, cell)]
-    is_compared = any(MEASURES[name].units is not None for name in part.measure)
+    done = [cell for cell in plan.of(part) if is_done(plan, cell)]
+    is_compared = any(MEASURES[name].units is not None for cell in done for name in cell.measure)
     if len({cell.arm for cell in done}) < 2 or not is_compared:
         return
-    comparison = compare_runs([plan.run(cell) for cell in done], seed=COMPARISON_SEED)
+    comparison = compare_runs(
+        [plan.run(cell) for cell in done],
+        arms=[cell.arm for cell in done],
+        seed=COMPARISON_SEED,
+    )
     write_sealed(path, encode(comparison))
 
 

@@ -8,7 +8,7 @@ import torch
 from mixerloop.benchmarking.training_speed import training_step
 from mixerloop.config import RunConfig
 from mixerloop.model.accounting import training_flops_per_token
-from mixerloop.model.initialization import fresh_model
+from mixerloop.model.initialization import fresh_model, meta_model
 from mixerloop.ops.precision import choose_compute_dtype
 from mixerloop.studies.plan import Cell
 from mixerloop.training.budget import budget_of
@@ -17,18 +17,24 @@ PROBE_TOKENS = 4096
 PROBE_STEPS = 2
 
 
-def expected_seconds(config: RunConfig, *, context: int) -> float:
-    """Seconds of training on this machine's CPU, without the measurements that follow."""
+def num_windows(config: RunConfig, *, context: int) -> int:
+    """The windows that a run with a budget in steps, tokens or FLOPs trains on."""
     _, train = config.for_training()
-    if train.seconds is not None:
-        return train.seconds
-    model = fresh_model(config.model, seed=0, form=train.form)
     budget = budget_of(
         train,
         tokens_per_step=train.global_batch * context,
-        flops_per_token=training_flops_per_token(model, context=context),
+        flops_per_token=training_flops_per_token(
+            meta_model(config.model, form="torch"), context=context
+        ),
     )
     assert budget.steps is not None
+    return budget.steps * train.global_batch
+
+
+def seconds_per_window(config: RunConfig, *, context: int) -> float:
+    """Seconds of training on this machine's CPU, without the measurements that follow."""
+    _, train = config.for_training()
+    model = fresh_model(config.model, seed=0, form=train.form)
     most = train.micro_batch or train.global_batch
     windows = max(1, min(most, PROBE_TOKENS // context))
     step = training_step(model, windows, context, choose_compute_dtype(train.compute_dtype, "cpu"))
@@ -36,16 +42,15 @@ def expected_seconds(config: RunConfig, *, context: int) -> float:
     began = time.perf_counter()
     for _ in range(PROBE_STEPS):
         step()
-    seconds = (time.perf_counter() - began) / PROBE_STEPS
-    return seconds * budget.steps * train.global_batch / windows
+    return (time.perf_counter() - began) / PROBE_STEPS / windows
 
 
 def expected_of_all(cells: Sequence[Cell], *, threads: int) -> dict[int, float]:
     """Expected seconds of training by cell number.
 
-    Seeds do not change the time, so each model is timed once, with the threads it will have. Cells
-    for GPUs have no estimate. Cells without a context have none either: they are rejected before
-    they train.
+    Seeds and budgets do not change the speed, so each model is timed once, with the threads it will
+    have. Cells for GPUs have no estimate. Cells without a context have none either: they are
+    rejected before they train.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(min(threads, before))
@@ -56,11 +61,18 @@ def expected_of_all(cells: Sequence[Cell], *, threads: int) -> dict[int, float]:
 
 
 def _expected_of_all(cells: Sequence[Cell]) -> dict[int, float]:
-    known: dict[tuple[str, str], float] = {}
-    here = [cell for cell in cells if not cell.gpus]
-    for cell in here:
-        if (cell.part, cell.arm) not in known and cell.context is not None:
-            known[cell.part, cell.arm] = expected_seconds(cell.config, context=cell.context)
-    return {
-        cell.number: known[cell.part, cell.arm] for cell in here if (cell.part, cell.arm) in known
-    }
+    known: dict[str, float] = {}
+    expected = {}
+    for cell in cells:
+        if cell.gpus or cell.context is None:
+            continue
+        _, train = cell.config.for_training()
+        if train.seconds is not None:
+            expected[cell.number] = train.seconds
+            continue
+        model = repr((cell.config.model, cell.context, train.form, train.compute_dtype))
+        batch = train.micro_batch or train.global_batch
+        if (key := f"{model} {batch}") not in known:
+            known[key] = seconds_per_window(cell.config, context=cell.context)
+        expected[cell.number] = known[key] * num_windows(cell.config, context=cell.context)
+    return expected

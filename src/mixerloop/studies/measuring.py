@@ -16,7 +16,7 @@ from mixerloop.measures import load, measure_named
 from mixerloop.progress_line import ProgressLine, counting
 from mixerloop.reports.transport_figures import write_transport_figures
 from mixerloop.results import Result
-from mixerloop.studies.study import PartSettings
+from mixerloop.studies.variants import Variant
 from mixerloop.subject import Subject
 from mixerloop.transport.measurement import Looking, measure_transport
 from mixerloop.transport.result import TransportResult
@@ -25,45 +25,46 @@ from mixerloop.transport.result import TransportResult
 class Take(Protocol):
     """Measures a subject as a part of a study asks, shows progress, and saves the result."""
 
-    def __call__(self, subject: Subject, part: PartSettings, line: ProgressLine) -> Result:
+    def __call__(self, subject: Subject, variant: Variant, line: ProgressLine) -> Result:
         """`line` shows progress; the caller closes it."""
         ...
 
 
-def measure_run(run: Path, measure: str, part: PartSettings) -> Result:
+def measure_run(run: Path, measure: str, variant: Variant) -> Result:
     """Take one measure of a run as its part asks; the result is saved in the run."""
     take: Take = load(measure_named(measure).take)
-    subject = open_subject(run, compute_dtype=part.measured_in(measure))
+    subject = open_subject(run, compute_dtype=variant.part.measured_in(measure))
     line = ProgressLine()
     try:
-        return take(subject, part, line)
+        return take(subject, variant, line)
     finally:
         line.close()
 
 
-def take_nll(subject: Subject, part: PartSettings, line: ProgressLine) -> NllResult:
+def take_nll(subject: Subject, variant: Variant, line: ProgressLine) -> NllResult:
     """The held-out NLL on the data of the part."""
-    return evaluate_nll(subject, progress=counting(line, "tokens"))
+    progress = counting(line, "tokens")
+    return evaluate_nll(subject, documents=variant.documents, progress=progress)
 
 
-def take_hops(subject: Subject, part: PartSettings, line: ProgressLine) -> HopsResult:
+def take_hops(subject: Subject, variant: Variant, line: ProgressLine) -> HopsResult:
     """The accuracy on all held-out sequences of the part."""
     return evaluate_hops(subject)
 
 
-def take_task(subject: Subject, part: PartSettings, line: ProgressLine) -> TaskResult:
+def take_task(subject: Subject, variant: Variant, line: ProgressLine) -> TaskResult:
     """The accuracy on all held-out sequences of the part's synthetic task."""
     return evaluate_task(subject)
 
 
-def take_core(subject: Subject, part: PartSettings, line: ProgressLine) -> CoreResult:
+def take_core(subject: Subject, variant: Variant, line: ProgressLine) -> CoreResult:
     """The scores on all tasks of CORE."""
     return evaluate_core(subject, progress=lambda progress: line.show(str(progress)))
 
 
-def take_transport(subject: Subject, part: PartSettings, line: ProgressLine) -> TransportResult:
+def take_transport(subject: Subject, variant: Variant, line: ProgressLine) -> TransportResult:
     """Transport of the trained model and of its control before training, with figures."""
-    settings = part.transport
+    settings = variant.part.transport
     looking = Looking(
         windows=settings.windows,
         positions=settings.positions,

@@ -3,12 +3,14 @@
 import dataclasses
 import math
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mixerloop import config as configs
-from mixerloop.config import BUDGETS, ComputeDtypeChoice, ModelConfig, RunConfig
+from mixerloop.config import BUDGETS, ModelConfig, RunConfig
 from mixerloop.files import is_there, write_sealed
 from mixerloop.kinds import MOST_LAYERS
 from mixerloop.measures import MEASURES
@@ -18,6 +20,13 @@ from mixerloop.notation import notation
 from mixerloop.ops.precision import choose_compute_dtype
 from mixerloop.results import encode, result_provenance
 from mixerloop.studies.study import ArmSettings, PartSettings, StudyFile, preparation_of
+from mixerloop.studies.variants import (
+    TUNING_MEASURE,
+    Variant,
+    sweeps_of,
+    tuned_value,
+    variants_of,
+)
 from mixerloop.study_folder import (
     DATA,
     PLAN,
@@ -46,7 +55,7 @@ class Cell:
 
     number: int
     """Counted from 1 over all parts."""
-    part: str
+    variant: Variant
     arm: str
     seed: int
     config: RunConfig
@@ -58,11 +67,23 @@ class Cell:
     """Operations of a forward and a backward pass."""
     cpus: int
     gpus: int
+    waits_for_tuning: bool = False
+    """Whether the tuned key has no value yet: the runs that tune it come first."""
+
+    @property
+    def part(self) -> str:
+        """The name of the cell's part in the plan."""
+        return self.variant.name
+
+    @property
+    def settings(self) -> PartSettings:
+        """The cell's part in the study file."""
+        return self.variant.part
 
     @property
     def name(self) -> str:
         """The path of the cell's run inside the study's folder."""
-        return f"{self.part}/{self.arm}-seed{self.seed}"
+        return self.variant.run_name(self.arm, self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +93,11 @@ class Plan:
     file: StudyFile
     folder: Path
     cells: tuple[Cell, ...]
+
+    @property
+    def variants(self) -> list[Variant]:
+        """The parts of the plan, in the order of their cells."""
+        return [variant for part in self.file.study.parts for variant in variants_of(part)]
 
     def of(self, part: str) -> list[Cell]:
         """The cells of one part, in the order of their numbers."""
@@ -124,7 +150,7 @@ class Plan:
             name=self.file.path.stem,
             title=study.title,
             about=study.about.strip(),
-            parts=tuple(self._part(part) for part in study.parts),
+            parts=tuple(map(self._part, self.variants)),
             cells=tuple(
                 PlannedCell(
                     number=cell.number,
@@ -140,32 +166,47 @@ class Plan:
             provenance=result_provenance(),
         )
 
-    def _part(self, part: PartSettings) -> PlannedPart:
+    def _part(self, variant: Variant) -> PlannedPart:
+        part, cells = variant.part, self.of(variant.name)
+        _, train = cells[0].config.for_training()
         return PlannedPart(
-            name=part.name,
+            name=variant.name,
             match=part.match,
-            measure=part.measure,
-            seeds=part.seeds,
+            measure=cells[0].measure,
+            seeds=tuple(dict.fromkeys(cell.seed for cell in cells)),
             data=" ".join(part.prepare),
-            compute_dtype=self._compute_dtype(part),
+            compute_dtype=train.compute_dtype,
             measure_in={measure: part.measured_in(measure) for measure in MEASURES},
             transport=part.transport,
-            arms=tuple(self._arm(part, arm) for arm in part.arms),
+            arms=tuple(self._arms(variant)),
+            family=part.name,
+            size=None if variant.size is None else variant.size.name,
+            tokens=variant.tokens,
+            is_tuning=variant.is_tuning,
         )
 
-    def _compute_dtype(self, part: PartSettings) -> ComputeDtypeChoice:
-        _, train = self.of(part.name)[0].config.for_training()
-        return train.compute_dtype
-
-    def _arm(self, part: PartSettings, arm: ArmSettings) -> PlannedArm:
-        cell = next(cell for cell in self.of(part.name) if cell.arm == arm.title)
-        return planned_arm(
-            arm.title,
-            cell.config.model,
-            deepened=arm.layers_for_flops_of,
-            parameters=cell.parameters,
-            flops_per_token=cell.flops_per_token,
-        )
+    def _arms(self, variant: Variant) -> Iterator[PlannedArm]:
+        cells = {cell.arm: cell for cell in self.of(variant.name)}
+        deepened = {arm.title: arm.layers_for_flops_of for arm in variant.arms}
+        tunes = {
+            sweep.title(value): (sweep, value)
+            for sweep in sweeps_of(variant)
+            for value in sweep.values
+            if variant.is_tuning
+        }
+        tuned = {} if variant.is_tuning else _tuned(variant, self.folder)
+        for title, cell in cells.items():
+            arm = planned_arm(
+                title,
+                cell.config.model,
+                deepened=deepened.get(title),
+                parameters=cell.parameters,
+                flops_per_token=cell.flops_per_token,
+            )
+            if title in tunes:
+                sweep, value = tunes[title]
+                arm = dataclasses.replace(arm, tunes=sweep.arm.title, tuned={sweep.key: value})
+            yield dataclasses.replace(arm, tuned=tuned[title]) if title in tuned else arm
 
 
 def planned_arm(
@@ -187,75 +228,153 @@ def planned_arm(
         parameters=parameters,
         flops_per_token=flops_per_token,
         macs={**account_model(model).projection_macs()},
+        layer_parameters=tuple(_layer_parameters(model)),
     )
 
 
+def _layer_parameters(config: ModelConfig) -> Iterator[dict[str, int]]:
+    """For each layer the parameters of its mixer and of its ffn, norms included."""
+    for layer in meta_model(config, form="torch").layers:
+        modules = {"mixer": (layer.mixer_norm, layer.mixer), "ffn": (layer.ffn_norm, layer.ffn)}
+        yield {
+            sublayer: sum(p.numel() for module in of for p in module.parameters())
+            for sublayer, of in modules.items()
+        }
+
+
 def make_plan(file: StudyFile, folder: Path) -> Plan:
-    """Turn a study file into cells; rejects every mistake that shows before training."""
+    """Turn a study file into cells; rejects every mistake that shows before training.
+
+    The tuned keys have the values that the runs in `folder` have chosen by now.
+    """
     cells: list[Cell] = []
     for index, part in enumerate(file.study.parts):
-        models = _models(file, index, part, folder)
-        _check_match(file, f"parts[{index}]", part, models)
-        models = {name: _in_one_dtype(config, part, folder) for name, config in models.items()}
-        for seed in part.seeds:
-            for arm in part.arms:
-                config = models[arm.title]
+        for variant in variants_of(part):
+            for title, seed, config, waits in _models(file, index, variant, folder):
                 _, train = config.for_training()
                 seeded = dataclasses.replace(train, seed=seed)
                 cells.append(
                     Cell(
                         number=len(cells) + 1,
-                        part=part.name,
-                        arm=arm.title,
+                        variant=variant,
+                        arm=title,
                         seed=seed,
                         config=dataclasses.replace(config, train=seeded),
                         context=_context(config, part),
-                        measure=part.measure,
+                        measure=(TUNING_MEASURE,) if variant.is_tuning else part.measure,
                         parameters=_parameters(config.model),
                         flops_per_token=_flops(config, part),
                         cpus=part.cpus,
                         gpus=part.gpus,
+                        waits_for_tuning=waits,
                     )
                 )
+    names = [cell.name for cell in cells]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{file.path}: two cells are called '{name}'; rename a part or a size")
     return Plan(file=file, folder=folder, cells=tuple(cells))
 
 
-def _models(file: StudyFile, index: int, part: PartSettings, folder: Path) -> dict[str, RunConfig]:
-    """The config of every arm, without its budget."""
-    here = f"parts[{index}]"
+def _models(
+    file: StudyFile, index: int, variant: Variant, folder: Path
+) -> Iterator[tuple[str, int, RunConfig, bool]]:
+    """Title, seed and config of each run, and whether the config waits for tuning."""
+    part, here = variant.part, f"parts[{index}]"
+    if variant.is_tuning:
+        sweeps = sweeps_of(variant)
+        values = {value for sweep in sweeps for value in sweep.values}
+        with_value = {
+            value: _configs(
+                file, here, variant, folder, {s.arm.title: {s.key: value} for s in sweeps}
+            )
+            for value in values
+        }
+        for sweep in sweeps:
+            for value in sweep.values:
+                config = with_value[value][sweep.arm.title]
+                yield sweep.title(value), part.tune_seed, config, False
+        return
+    tuned = _tuned(variant, folder)
+    by_arm = _configs(file, here, variant, folder, tuned)
+    seeds = {arm.title: arm.seeds or part.seeds for arm in variant.arms}
+    for turn in range(max(map(len, seeds.values()))):  # the first seed of every model comes first
+        for title, config in by_arm.items():
+            if turn < len(seeds[title]):
+                waits = bool(part.tune) and not tuned[title]
+                yield title, seeds[title][turn], config, waits
+
+
+def _tuned(variant: Variant, folder: Path) -> dict[str, dict[str, float]]:
+    """The value of the tuned key for each model; empty while it is not known."""
+    tuned: dict[str, dict[str, float]] = {}
+    for sweep in sweeps_of(variant):
+        value = tuned_value(folder, variant, sweep)
+        tuned[sweep.arm.title] = {} if value is None else {sweep.key: value}
+    return tuned
+
+
+def _configs(
+    file: StudyFile,
+    here: str,
+    variant: Variant,
+    folder: Path,
+    tuned: Mapping[str, Mapping[str, float]],
+) -> dict[str, RunConfig]:
+    """The config of every model of a variant, in the order of the study file."""
+    part = variant.part
     path = file.path.parent / part.config
     if not path.is_file():
         raise file.refused(f"{here}.config", f"{part.config}: there is no such config")
-    data = {"path": str(folder / DATA / part.name), **part.data}
-    models: dict[str, RunConfig] = {}
-    for arm in sorted(part.arms, key=lambda arm: arm.layers_for_flops_of is not None):
-        overrides: configs.Tables = {
-            "model": {**part.model, "schedule": arm.schedule},
-            "data": data,
-            "train": part.train,
-        }
+    found: dict[str, RunConfig] = {}
+    for arm in sorted(variant.arms, key=lambda arm: arm.layers_for_flops_of is not None):
+        overrides = _overrides(variant, arm, folder, tuned.get(arm.title, {}))
         try:
             config = configs.load(path, overrides)
             config.for_training()
         except ValueError as error:
             raise file.refused(_place(here, part, error), error) from None
         if arm.layers_for_flops_of is not None:
-            other = models[arm.layers_for_flops_of]
-            config = _deepened(file, here, part, arm, config, other)
-        models[arm.title] = config
-    return models
+            if arm.layers_for_flops_of not in found:
+                reason = f"'{arm.layers_for_flops_of}' has no size {variant.name}"
+                raise file.refused(f"{here}.arms", reason)
+            config = _deepened(file, here, part, arm, config, found[arm.layers_for_flops_of])
+        found[arm.title] = config
+    _check_match(file, here, part, found[variant.arms[0].title])
+    return {arm.title: _in_one_dtype(found[arm.title], variant, folder) for arm in variant.arms}
 
 
-def _in_one_dtype(config: RunConfig, part: PartSettings, folder: Path) -> RunConfig:
+def _overrides(
+    variant: Variant, arm: ArmSettings, folder: Path, tuned: Mapping[str, float]
+) -> configs.Tables:
+    """The keys that replace those of the config: the part's, the size's, the arm's, the tuned."""
+    part, size = variant.part, variant.size
+    model: dict[str, Any] = {**part.model, **({} if size is None else size.model), **arm.model}
+    train: dict[str, Any] = {**part.train, **({} if size is None else size.train), **arm.train}
+    tables = {
+        "model": {**model, "schedule": arm.schedule},
+        "data": {"path": str(folder / DATA / part.name), **part.data, **arm.data},
+        "train": train,
+    }
+    if variant.tokens is not None:
+        kept = {key: value for key, value in train.items() if key not in BUDGETS}
+        tables["train"] = {**kept, "tokens": variant.tokens}
+    for key, value in tuned.items():
+        section, _, name = key.partition(".")
+        tables[section] = {**tables[section], name: value}
+    return tables
+
+
+def _in_one_dtype(config: RunConfig, variant: Variant, folder: Path) -> RunConfig:
     """Replace the compute type `auto` by that of an earlier plan, or else of this machine's CPU.
 
     All cells compute in one type, wherever they run. In a part for GPUs each cell resolves `auto`.
     """
     _, train = config.for_training()
-    if train.compute_dtype != "auto" or part.gpus:
+    if train.compute_dtype != "auto" or variant.part.gpus:
         return config
     planned = read_plan(folder).parts if is_there(folder / PLAN) else ()
-    before = [earlier.compute_dtype for earlier in planned if earlier.name == part.name]
+    before = [earlier.compute_dtype for earlier in planned if earlier.name == variant.name]
     dtype = before[0] if before else choose_compute_dtype("auto", "cpu")
     return dataclasses.replace(config, train=dataclasses.replace(train, compute_dtype=dtype))
 
@@ -301,15 +420,13 @@ def _deepened(
     return nearest
 
 
-def _check_match(
-    file: StudyFile, here: str, part: PartSettings, models: dict[str, RunConfig]
-) -> None:
+def _check_match(file: StudyFile, here: str, part: PartSettings, config: RunConfig) -> None:
     """Reject a budget that would not be equal.
 
-    Parameters are equal already: arms differ only in their schedules. The table of a learned
-    residual has a row for each pass and is not counted.
+    Parameters are equal already, unless an arm overrides a size. The table of a learned residual
+    has a row for each pass and is not counted.
     """
-    _, train = models[part.arms[0].title].for_training()
+    _, train = config.for_training()
     budget = next(name for name in BUDGETS if getattr(train, name) is not None)
     if budget not in BUDGET_FOR[part.match]:
         needed = " or ".join(BUDGET_FOR[part.match])

@@ -187,10 +187,16 @@ def run_planned(
     }
     if not planned.picked and plan.folder.is_dir():  # now, and not only after hours of training
         check_page(plan.folder / REPORT, overwrite=overwrite)
-        for part in plan.file.study.parts:
-            check_comparison(plan, part)
+        for variant in plan.variants:
+            check_comparison(plan, variant.name)
     _start(plan, user_files)
-    failed = _run_cells(planned, engine)
+    failed = _run_cells(planned, [entry for entry in planned.cells if _tunes(entry)], engine)
+    if any(_tunes(entry) for entry in planned.cells):
+        plan = make_plan(plan.file, plan.folder)  # with the values that were chosen
+        check_cells(plan, [cell for cell in plan.cells if not cell.waits_for_tuning])
+        plan.write()
+        planned = _with_plan(planned, plan)
+    failed += _run_cells(planned, [e for e in planned.cells if not _tunes(e)], engine)
     if planned.picked:
         return StudyOutcome(folder=plan.folder, report=None, failed=tuple(failed))
     failed += _time_prefill(plan)
@@ -228,14 +234,36 @@ def _start(plan: Plan, given: dict[str, Sequence[Path]]) -> None:
     check_can_hold(plan.folder)
     for part in plan.file.study.parts:
         prepare_data(plan, part, given)
-    check_cells(plan, plan.cells)
+    check_cells(plan, [cell for cell in plan.cells if not cell.waits_for_tuning])
     plan.write()
 
 
-def _run_cells(planned: PlannedStudy, engine: Engine) -> list[str]:
+def _tunes(entry: PendingCell) -> bool:
+    return entry.cell.variant.is_tuning
+
+
+def _with_plan(planned: PlannedStudy, plan: Plan) -> PlannedStudy:
+    """The same cells of another plan."""
+    cells = tuple(replace(entry, cell=plan.cells[entry.cell.number - 1]) for entry in planned.cells)
+    return replace(planned, plan=plan, cells=cells)
+
+
+def _run_cells(planned: PlannedStudy, entries: Sequence[PendingCell], engine: Engine) -> list[str]:
     """Run the cells that are not done; returns the names of those that failed."""
     plan = planned.plan
-    waiting = [entry.cell for entry in planned.cells if not is_done(plan, entry.cell)]
+    untuned = [entry.cell for entry in entries if entry.cell.waits_for_tuning]
+    for cell in untuned:
+        say(cell.name, "not run: the cells that tune its part are not done")
+    waiting = [
+        entry.cell
+        for entry in entries
+        if not entry.cell.waits_for_tuning and not is_done(plan, entry.cell)
+    ]
+    return [cell.name for cell in untuned] + _run_waiting(planned, waiting, engine)
+
+
+def _run_waiting(planned: PlannedStudy, waiting: list[Cell], engine: Engine) -> list[str]:
+    plan = planned.plan
     if engine == "ray":
         from mixerloop.studies.on_ray import run_on_ray
 
@@ -276,12 +304,14 @@ def _time_prefill(plan: Plan) -> list[str]:
 
 def _compare(plan: Plan) -> list[str]:
     failed = []
-    for part in plan.file.study.parts:
+    for variant in plan.variants:
+        if variant.is_tuning:
+            continue
         try:
-            compare_part(plan, part)
+            compare_part(plan, variant.name)
         except (ValueError, OSError) as error:
             if is_stopping():
                 raise
-            say(part.name, f"not compared: {one_line(error)}")
-            failed.append(f"{part.name}, comparing")
+            say(variant.name, f"not compared: {one_line(error)}")
+            failed.append(f"{variant.name}, comparing")
     return failed

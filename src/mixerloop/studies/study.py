@@ -41,6 +41,16 @@ class ArmSettings:
     """The model's name in folders and tables; by default its schedule."""
     layers_for_flops_of: str | None = None
     """Another model; the number of layers is chosen so that both cost about the same per token."""
+    seeds: tuple[int, ...] = ()
+    """Seeds of this model, in place of the part's."""
+    sizes: tuple[str, ...] = ()
+    """The part's sizes that this model has; by default all."""
+    tune: dict[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    """Values of this model's own sweep, in place of the part's."""
+    model: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Keys that override the part's [model]; `data` and `train` override their sections."""
+    data: dict[str, Any] = dataclasses.field(default_factory=dict)
+    train: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -49,8 +59,18 @@ class ArmSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SizeSettings:
+    """A size in which all models of a part are trained."""
+
+    name: str
+    model: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Keys that override the part's [model]; `train` overrides its section."""
+    train: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PartSettings:
-    """Models that differ only in their schedule."""
+    """Models that differ in their schedule, and in the keys that an arm overrides."""
 
     name: str
     config: str
@@ -60,6 +80,17 @@ class PartSettings:
     arms: tuple[ArmSettings, ...]
     seeds: tuple[int, ...]
     match: Match = "parameters+tokens"
+    sizes: tuple[SizeSettings, ...] = ()
+    """Every model is trained in each size; by default the config's size is the only one."""
+    tokens: tuple[float, ...] = ()
+    """Every model is trained with each budget, a run of its own; by default the config's budget."""
+    tune: dict[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    """One config key and its values. Each model is first trained with every value; the best value
+    by the NLL of the documents for tuning is used for all its runs."""
+    tune_tokens: float | None = None
+    """Budget of the runs that tune; by default the smallest of `tokens`."""
+    tune_seed: int = 0
+    """Seed of the runs that tune; none of `seeds`."""
     measure: tuple[str, ...] = ("nll",)
     """Registered measures, taken of every trained model."""
     measure_in: dict[str, ComputeDtype] = dataclasses.field(default_factory=dict)
@@ -143,6 +174,7 @@ def _check(file: StudyFile) -> None:
         here = f"parts[{index}]"
         if not NAME.fullmatch(part.name) or names.count(part.name) > 1 or part.name in RESERVED:
             raise file.refused(f"{here}.name", f"'{part.name}' cannot name a folder of its own")
+        _check_grid(file, here, part)
         titles = [arm.title for arm in part.arms]
         if not titles:
             raise file.refused(f"{here}.arms", "a part needs a model or more")
@@ -158,13 +190,7 @@ def _check(file: StudyFile) -> None:
                 raise file.refused(
                     f"{here}.arms", f"there is no other model '{target}' with layers of its own"
                 )
-        if not part.seeds or len(set(part.seeds)) < len(part.seeds):
-            raise file.refused(f"{here}.seeds", "give one seed or more, each once")
-        try:
-            for seed in part.seeds:
-                check_seed(seed)
-        except ValueError as error:
-            raise file.refused(f"{here}.seeds", error) from None
+        _check_seeds(file, here, part)
         if min(part.cpus, part.gpus + 1) < 1:
             raise file.refused(f"{here}.cpus", "a cell needs a processor")
         try:
@@ -182,9 +208,62 @@ def _check(file: StudyFile) -> None:
                     f"{here}.measure", f"{measure} can be measured on {measure} only"
                 )
         _check_transport(file, f"{here}.transport", part, preparation)
-        for section, key in (("model", "schedule"), ("data", "path"), ("train", "seed")):
+        for section, key in SET_BY_STUDY:
             if key in getattr(part, section):
                 raise file.refused(f"{here}.{section}.{key}", f"{key} is for the study to set")
+            if any(key in getattr(arm, section) for arm in part.arms):
+                raise file.refused(f"{here}.arms", f"{section}.{key} is for the study to set")
+
+
+SET_BY_STUDY = (("model", "schedule"), ("data", "path"), ("train", "seed"))
+
+
+def _check_seeds(file: StudyFile, here: str, part: PartSettings) -> None:
+    if not part.seeds:
+        raise file.refused(f"{here}.seeds", "give one seed or more")
+    of_arms = [(f"{here}.arms", arm.seeds) for arm in part.arms]
+    for place, seeds in ((f"{here}.seeds", part.seeds), *of_arms):
+        if len(set(seeds)) < len(seeds):
+            raise file.refused(place, "give each seed once")
+        try:
+            for seed in (*seeds, part.tune_seed):
+                check_seed(seed)
+        except ValueError as error:
+            raise file.refused(place, error) from None
+        if part.tune and part.tune_seed in seeds:
+            raise file.refused(place, f"seed {part.tune_seed} is that of tuning")
+
+
+def _check_grid(file: StudyFile, here: str, part: PartSettings) -> None:
+    """Reject sizes, budgets and sweeps that name nothing, or the same thing twice."""
+    sizes = [size.name for size in part.sizes]
+    for name in sizes:
+        if not NAME.fullmatch(name) or sizes.count(name) > 1:
+            raise file.refused(f"{here}.sizes", f"'{name}' cannot name a size of its own")
+    for arm in part.arms:
+        for name in arm.sizes:
+            if name not in sizes:
+                raise file.refused(f"{here}.arms", f"unknown size '{name}'; {suggest(name, sizes)}")
+    budgets = [*part.tokens, *([] if part.tune_tokens is None else [part.tune_tokens])]
+    if not all(0 < number <= 2**53 and number == int(number) for number in budgets):
+        raise file.refused(f"{here}.tokens", "budgets are whole numbers of tokens")
+    if len(set(part.tokens)) < len(part.tokens):
+        raise file.refused(f"{here}.tokens", "a budget is named twice")
+    for tune in (part.tune, *(arm.tune for arm in part.arms)):
+        if len(tune) > 1:
+            raise file.refused(f"{here}.tune", "one key at a time can be tuned")
+        for key, values in tune.items():
+            section = key.partition(".")[0]
+            if section not in ("model", "train") or "." not in key:
+                raise file.refused(f"{here}.tune", f"'{key}' is no key such as train.peak_lr")
+            if len(values) < 2 or list(values) != sorted(set(values)):
+                raise file.refused(f"{here}.tune", "give two values or more, in increasing order")
+    if any(arm.tune.keys() - part.tune.keys() for arm in part.arms):
+        raise file.refused(f"{here}.arms", "an arm tunes the key that its part tunes")
+    if part.tune and "nll" not in part.measure:
+        raise file.refused(f"{here}.measure", "tuning needs nll among the measures")
+    if part.tune and part.tune_tokens is None and not part.tokens:
+        raise file.refused(f"{here}.tune", "give tune_tokens, the budget of the runs that tune")
 
 
 def preparation_of(part: PartSettings) -> Preparation:
