@@ -37,8 +37,7 @@ from mixerloop.reports.study_results import (
 from mixerloop.reports.transport_section import transport
 
 MATCHED = {
-    "parameters+tokens": "All models have the same parameters and see the same tokens in the same "
-    "order; they differ in compute.",
+    "parameters+tokens": "All models see the same tokens in the same order, and differ in compute.",
     "flops": "All models are trained with the same compute; they differ in the tokens they see.",
     "seconds": "All models are trained for the same time, on whatever machine each ran on.",
     "as they are": "The runs are shown as they are; nothing says that they are matched.",
@@ -143,7 +142,9 @@ def _compared(part: PartResults) -> Iterator[Element]:
     models = f"{len(alike)} models of {size}" if len(alike) > 1 else f"One model of {size}"
     seeds = ", ".join(map(str, plan.seeds))
     if alike:
-        yield Paragraph(f"{models}, on {plan.data}; seeds {seeds}. {MATCHED[plan.match]}")
+        counts = {arm.parameters for arm in alike}
+        equal = f"Each has {max(counts):,} parameters. " if len(counts) == 1 else ""
+        yield Paragraph(f"{models}, on {plan.data}; seeds {seeds}. {equal}{MATCHED[plan.match]}")
     for arm in part.arms:
         if arm.plan.deepened is not None:
             yield Paragraph(

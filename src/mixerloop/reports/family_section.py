@@ -176,7 +176,7 @@ def _budgets_chart(rows: list[Row], models: list[str]) -> "alt.TopLevelMixin":
             x=alt.X(
                 f"{field}:Q",
                 title=title,
-                scale=alt.Scale(type="log"),
+                scale=alt.Scale(type="log", nice=False, padding=10),
                 axis=alt.Axis(format=form, tickCount=5),
             ),
             color=model_color(models),
@@ -185,7 +185,7 @@ def _budgets_chart(rows: list[Row], models: list[str]) -> "alt.TopLevelMixin":
         nll = alt.Y("nll:Q", title="held-out NLL", scale=alt.Scale(zero=False, padding=8))
         line = base.mark_line(point=alt.OverlayMarkDef(size=30), strokeWidth=1.6).encode(
             y=nll,
-            strokeDash=alt.StrokeDash("size:N", legend=alt.Legend(title="size")),
+            strokeDash=alt.StrokeDash("size:N", legend=alt.Legend(symbolType="stroke")),
             tooltip=["model:N", "size:N", "tokens:Q", f"{field}:Q", "nll:Q", "low:Q", "high:Q"],
         )
         band = base.mark_area(opacity=0.15).encode(y="low:Q", y2="high:Q")
