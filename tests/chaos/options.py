@@ -13,6 +13,7 @@ from typing import Any
 import tyro
 
 from chaos.fixtures import QUICK, VOCAB
+from mixerloop.data.tasks.registry import TASKS
 
 VALUES = {
     "empty": "",
@@ -137,7 +138,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         brings=("words.model",),
         before=_small_library,
     ),
-    ("data", "prepare", "hops"): Command(options={"--out": ("new",)}),
+    **{("data", "prepare", task): Command(options={"--out": ("new",)}) for task in TASKS},
     ("data", "verify"): Command(positional={"folder": ("data",)}, brings=("data",)),
     ("data", "show"): Command(positional={"folder": ("data",)}, brings=("data",)),
     ("train",): Command(

@@ -12,6 +12,7 @@ from mixerloop.data.preparation import (
     parse_preparation,
 )
 from mixerloop.data.tasks.hops import HopsSettings
+from mixerloop.data.tasks.registry import TASKS
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_words_become_a_typed_request(words, request_):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("", "'' makes no data; known: hops, stdlib, text, climbmix"),
+        ("", f"'' makes no data; known: {', '.join(TASKS)}, stdlib, text, climbmix"),
         ("hopps", "'hopps' makes no data; did you mean hops?"),
         ("stdlib --vocab-sise 3", "unknown option --vocab-sise; did you mean --vocab-size?"),
         ("stdlib --vocab-size", "--vocab-size needs a value"),

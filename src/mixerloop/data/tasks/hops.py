@@ -14,9 +14,8 @@ import numpy as np
 from jaxtyping import Int
 
 from mixerloop.data.random import numbers_at
+from mixerloop.data.tasks.settings_checks import check_sizes, check_variety
 from mixerloop.data.tasks.task import Sequences, Task
-
-SMALLEST_LOG2_SEQUENCES = 40  # 10^7 training sequences then hit the 4,096 held-out ones 0.04 times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +33,8 @@ class HopsSettings:
 
     def __post_init__(self) -> None:
         """Reject sizes without a question, and sizes so small that training repeats sequences."""
-        for name, least in (("num_nodes", 2), ("num_queries", 1), ("max_hops", 1), ("seed", 0)):
-            if not least <= (value := getattr(self, name)) <= 2**20:
-                raise ValueError(f"hops.{name} must be from {least} to 2^20, got {value}")
-        if self.log2_sequences() < SMALLEST_LOG2_SEQUENCES:
-            raise ValueError(
-                "so small a puzzle repeats itself: held-out sequences would be trained on"
-            )
+        check_sizes("hops", self, num_nodes=2, num_queries=1, max_hops=1)
+        check_variety(self.log2_sequences())
 
     def log2_sequences(self) -> float:
         """The number of different sequences, in bits."""
@@ -111,7 +105,8 @@ class Hops(Task[HopsSettings]):
 
         A question that stood in the sequence before has the same answer again. For any other
         question the guess is the start node: it is the most likely end of two hops or more, because
-        permutations have short cycles.
+        permutations have short cycles. In the held-out sequences of the default settings the guess
+        is right for 0.22, 0.32, 0.32 and 0.43 of the questions of 1 to 4 hops.
         """
         answer_at = self.answer_positions()
         guesses = tokens[:, answer_at - 1].copy()
@@ -129,3 +124,6 @@ class Hops(Task[HopsSettings]):
         pairs = [" ".join(words[i : i + 2]) for i in range(0, 2 * n, 2)]
         queries = [" ".join(words[i : i + 3]) for i in range(2 * n, len(words), 3)]
         return f"{', '.join(pairs)} | {', '.join(queries)}"
+
+    def longer(self) -> None:
+        """None: more hops would take tokens that training never shows, such as `[5]`."""

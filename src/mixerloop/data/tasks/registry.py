@@ -1,6 +1,11 @@
 """The synthetic tasks by name. A new task is one file and one line at the end of this file."""
 
+from mixerloop.data.tasks.arithmetic import Arithmetic
+from mixerloop.data.tasks.brackets import Brackets
+from mixerloop.data.tasks.edits import Edits
 from mixerloop.data.tasks.hops import Hops
+from mixerloop.data.tasks.permutations import Permutations
+from mixerloop.data.tasks.recall import Recall
 from mixerloop.data.tasks.task import Task, TaskSettings
 
 TASKS: dict[str, type[Task]] = {}
@@ -22,3 +27,8 @@ def task_of(settings: TaskSettings) -> type[Task]:
 
 
 register(Hops)
+register(Permutations)
+register(Recall)
+register(Brackets)
+register(Arithmetic)
+register(Edits)

@@ -9,7 +9,16 @@ scored. Sequence i of a split depends on the settings, the split and i alone.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import (
+    Any,
+    ClassVar,
+    Generic,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeVar,
+    runtime_checkable,
+)
 
 import numpy as np
 from jaxtyping import Int
@@ -104,6 +113,19 @@ class Task(ABC, Generic[Settings]):
     @abstractmethod
     def written(self, tokens: Int[np.ndarray, " tokens"]) -> str:
         """A sequence as text for people."""
+
+    def longer(self) -> "Task[Settings] | None":
+        """The same task, about twice as long or deep as in training, over the same vocabulary.
+
+        None for a task that cannot be made longer with the tokens it has.
+        """
+        return None
+
+    def longer_with(self, settings: Settings) -> Self:
+        """The result of `longer`: the task with other settings and a random stream of its own."""
+        task = type(self)(settings, "held_out")
+        task.key = stream_key(self.name, settings.seed, "longer")
+        return task
 
     def read(self, indices: Int[np.ndarray, " windows"]) -> Labelled:
         """Sequences without their last token; labels at the answers only."""
