@@ -19,6 +19,7 @@ from mixerloop.text_tables import print_table, table_of
 if TYPE_CHECKING:
     from mixerloop.evaluation.hops_result import HopsResult
     from mixerloop.evaluation.nll_result import NllResult
+    from mixerloop.evaluation.task_result import GroupAccuracy
 
 HELP = """Measure trained models, each figure with its interval, and compare them.
 
@@ -35,6 +36,8 @@ examples:
   mixerloop evaluate hops RUN --schedule "mixer_loop(2)" --json
 """
 TASK_HELP = """Accuracy on a synthetic task, by the groups of its questions, beside a guess.
+
+A second table is for sequences about twice as long or deep as in training, if the task has them.
 
 examples:
   mixerloop evaluate task RUN
@@ -90,14 +93,21 @@ class TaskAccuracy(Evaluating):
             print(json_text(encode(result)), end="")
             return
         print(f"{self.run_path}, schedule {result.schedule}: {result.task}")
-        table = table_of(result.group_name, "right", "95 % interval", "guess", "questions")
-        for group in result.accuracy_by_group:
-            right = group.accuracy
-            interval = f"{right.lower:.3f} to {right.upper:.3f}"
-            numbers = (f"{right.value:.3f}", interval, f"{group.guess:.3f}", f"{group.questions:,}")
-            table.add_row(str(group.group), *numbers)
-        print_table(table)
+        _show_groups(result.group_name, result.accuracy_by_group)
+        if result.longer_accuracy_by_group:
+            print(f"{result.task}, about twice as long or deep as in training:")
+            _show_groups(result.group_name, result.longer_accuracy_by_group)
         print(where_kept(subject, result))
+
+
+def _show_groups(group_name: str, groups: "tuple[GroupAccuracy, ...]") -> None:
+    table = table_of(group_name, "right", "95 % interval", "guess", "questions")
+    for group in groups:
+        right = group.accuracy
+        interval = f"{right.lower:.3f} to {right.upper:.3f}"
+        numbers = (f"{right.value:.3f}", interval, f"{group.guess:.3f}", f"{group.questions:,}")
+        table.add_row(str(group.group), *numbers)
+    print_table(table)
 
 
 def _show_hops(run: str, result: "HopsResult") -> None:

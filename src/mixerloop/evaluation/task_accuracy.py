@@ -49,7 +49,8 @@ def evaluate_task(
     """Answer the questions of the first held-out sequences of a task, and save the result.
 
     `data` is a prepared folder of a synthetic task; the default is the folder the subject was
-    trained on.
+    trained on. As many sequences of `Task.longer` are answered, too. Comparisons use the held-out
+    sequences only.
     """
     subject.check_can_save(TaskResult)
     prepared = open_prepared(subject.data(data))
@@ -61,6 +62,7 @@ def evaluate_task(
         task=prepared.task.name,
         group_name=prepared.task.group_name,
         accuracy_by_group=tuple(summarise(counts)),
+        longer_accuracy_by_group=_longer_accuracy(subject, prepared.task, sequences=sequences),
         provenance=subject.provenance(data=prepared.fingerprint),
     )
     subject.save(result, details=sequence_details(counts.right, counts.questions))
@@ -73,9 +75,20 @@ def count_answers(subject: Subject, prepared: Prepared, *, sequences: int) -> Ta
         raise ValueError(f"sequences must be at least 2, got {sequences}")
     assert prepared.task is not None
     check_fits(prepared.folder, prepared.vocab_size, subject.config.model.vocab_size)
+    return _count_answers(subject, prepared.task, sequences=sequences)
+
+
+def _longer_accuracy(subject: Subject, task: Task, *, sequences: int) -> tuple[GroupAccuracy, ...]:
+    longer = task.longer()
+    if longer is None:
+        return ()
+    return tuple(summarise(_count_answers(subject, longer, sequences=sequences)))
+
+
+def _count_answers(subject: Subject, task: Task, *, sequences: int) -> TaskCounts:
     logits_at = partial(subject.model, schedule=subject.schedule)
     with compute_in(subject.compute_dtype, subject.device.type):
-        return task_counts(logits_at, prepared.task, num_sequences=sequences, device=subject.device)
+        return task_counts(logits_at, task, num_sequences=sequences, device=subject.device)
 
 
 def task_accuracy(

@@ -34,6 +34,8 @@ class TaskResult(Result):
     group_name: str
     """The unit that group numbers count, such as hops."""
     accuracy_by_group: tuple[GroupAccuracy, ...]
+    longer_accuracy_by_group: tuple[GroupAccuracy, ...] = ()
+    """The accuracy on `Task.longer`; empty for a task that has none."""
 
 
 def sequence_details(
