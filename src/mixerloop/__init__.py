@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mixerloop.evaluation.hops_accuracy import evaluate_hops
     from mixerloop.evaluation.task_accuracy import evaluate_task
     from mixerloop.interop.loading import open_subject
+    from mixerloop.laws.study_law import fit_law
     from mixerloop.machine import settle
     from mixerloop.model.generation import Sampling
     from mixerloop.studies.reporting import make_report
@@ -35,6 +36,7 @@ __all__ = [
     "evaluate_hops",
     "evaluate_nll",
     "evaluate_task",
+    "fit_law",
     "generate",
     "load_config",
     "make_report",
@@ -60,6 +62,7 @@ _HOMES = {
     "evaluate_hops": "evaluation.hops_accuracy:evaluate_hops",
     "evaluate_nll": "evaluation.held_out_nll:evaluate_nll",
     "evaluate_task": "evaluation.task_accuracy:evaluate_task",
+    "fit_law": "laws.study_law:fit_law",
     "generate": "text_generation:generate",
     "load_config": "config:load",
     "make_report": "studies.reporting:make_report",

@@ -16,6 +16,7 @@ from mixerloop.cli import (
     generate,
     import_verb,
     init,
+    law,
     report,
     runs_verb,
     study,
@@ -34,6 +35,7 @@ Verb = (
     | Annotated[evaluate.Evaluate, tyro.conf.subcommand("evaluate", description=evaluate.HELP)]
     | Annotated[transport.Transport, tyro.conf.subcommand("transport", description=transport.HELP)]
     | Annotated[study.Study, tyro.conf.subcommand("study", description=study.HELP)]
+    | Annotated[law.Law, tyro.conf.subcommand("law", description=law.HELP)]
     | Annotated[report.Report, tyro.conf.subcommand("report", description=report.HELP)]
     | Annotated[bench.Bench, tyro.conf.subcommand("bench", description=bench.HELP)]
     | Annotated[doctor.Doctor, tyro.conf.subcommand("doctor", description=doctor.HELP)]

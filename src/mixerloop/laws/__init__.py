@@ -1,0 +1,1 @@
+"""Scaling laws of loops: what one pass more is worth in parameters."""

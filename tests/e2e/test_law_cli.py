@@ -1,0 +1,182 @@
+"""`mixerloop law` as a user runs it, on the folder of a study whose models follow a law."""
+
+import json
+
+import pytest
+
+from command_line import mixerloop, refused
+from mixerloop.evaluation.nll_result import NllResult
+from mixerloop.files import read_sealed, write_sealed
+from mixerloop.laws.fit import predicted_nll
+from mixerloop.result_files import write_result
+from mixerloop.results import Estimate, encode, result_provenance
+from mixerloop.study_folder import (
+    PLAN,
+    PlannedArm,
+    PlannedCell,
+    PlannedPart,
+    StudyPlan,
+    TransportSettings,
+)
+
+LAW = {"E": 1.8, "A": 60.0, "alpha": 0.34, "B": 300.0, "beta": 0.38}
+ARMS = {  # schedule of one layer, phi, passes
+    "no_loop": ("A F", 0.0, 1),
+    "mixer_loop": ("A4 F", 0.3, 4),
+    "full_loop": ("(A F)4", 0.46, 4),
+}
+SIZES = {"small": (300_000, 200_000, 500_000), "large": (1_200_000, 3_200_000, 8_000_000)}
+MEDIUM = {"medium": (600_000, 800_000, 2_000_000)}
+BUDGETS = (3_000_000, 10_000_000, 30_000_000)
+WORDS = ("loop", "passes", "phi", "published")
+
+
+def planned_arm(name, size):
+    embedding, mixer, ffn = size
+    return PlannedArm(
+        **{"name": name, "schedule": ARMS[name][0], "num_layers": 1, "d_model": 64},
+        **{"vocab_size": 300, "parameters": embedding + mixer + ffn, "flops_per_token": 1.0},
+        macs={"mixer": mixer, "ffn": ffn},
+        layer_parameters=({"mixer": mixer, "ffn": ffn},),
+    )
+
+
+def write_run(folder, arm, tokens, noise):
+    _, phi, passes = ARMS[arm.name]
+    layer = arm.layer_parameters[0]
+    recurrent = {"no_loop": 0, "mixer_loop": layer["mixer"]}.get(arm.name, sum(layer.values()))
+    nll = noise + predicted_nll(
+        {**LAW, "phi": phi},
+        once=arm.parameters - recurrent,
+        recurrent=recurrent,
+        passes=passes,
+        tokens=tokens,
+    )
+    figure = Estimate(value=nll, lower=nll - 0.01, upper=nll + 0.01, over="documents")
+    result = NllResult(
+        **{"checkpoint": "run", "schedule": arm.schedule, "trained_schedule": arm.schedule},
+        **{"nll": figure, "bits_per_byte": None, "accuracy": figure, "by_position": ()},
+        **{"documents": 9, "tokens": 99, "context": 64, "warnings": (), "by_passes": {}},
+        provenance=result_provenance(data="d" * 64, compute_dtype="float32"),
+    )
+    write_result(folder / "results", result)
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "tokens": tokens}) + "\n")
+
+
+def write_study(folder, sizes, budgets=BUDGETS):
+    """The folder of a finished study: a part for each size and budget, a seed for each arm."""
+    parts, cells = [], []
+    for size, parameters in sizes.items():
+        arms = tuple(planned_arm(name, parameters) for name in ARMS)
+        for tokens in budgets:
+            name = f"text-{size}-{tokens}"
+            parts.append(
+                PlannedPart(
+                    **{"name": name, "match": "parameters+tokens", "measure": ("nll",)},
+                    **{"seeds": (1,), "data": "text tales.jsonl", "compute_dtype": "float32"},
+                    **{"transport": TransportSettings(), "arms": arms, "size": size},
+                )
+            )
+            for arm in arms:
+                run = f"{name}/{arm.name}-seed1"
+                write_run(folder / run, arm, tokens, noise=1e-4 * (len(cells) * 7 % 5 - 2))
+                cells.append(
+                    PlannedCell(
+                        **{"number": len(cells) + 1, "name": run, "part": name, "arm": arm.name},
+                        **{"seed": 1, "measure": ("nll",)},
+                    )
+                )
+    plan = StudyPlan(
+        **{"name": "planted", "title": "Planted", "about": "", "prefill": None},
+        **{"parts": tuple(parts), "cells": tuple(cells), "provenance": result_provenance()},
+    )
+    write_sealed(folder / PLAN, encode(plan))
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch):
+    monkeypatch.setattr("mixerloop.laws.study_law.RESAMPLES", 20)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = tmp_path_factory.mktemp("law")
+    write_study(place / "study", {**SIZES, **MEDIUM})
+    write_study(place / "one-size", {"small": SIZES["small"]})
+    write_study(place / "two-budgets", {**SIZES, **MEDIUM}, BUDGETS[:2])
+    return place
+
+
+def test_a_law_is_shown_with_phi_residuals_and_predictions(place):
+    shown = mixerloop("law", "study", cwd=place).stdout
+    lines = shown.splitlines()
+    assert lines[0] == "Planted"
+    assert all(word in lines[1] for word in WORDS)
+    rows = {line.split()[0]: line.split() for line in lines[2:4]}
+    assert float(rows["mixer_loop"][2]) == pytest.approx(0.3, abs=0.02)
+    assert float(rows["full_loop"][2]) == pytest.approx(0.46, abs=0.02)
+    assert rows["full_loop"][6] == "0.46"
+    assert "full_loop, 18 cells: intervals are over cells" in shown
+    assert "predicted without the size itself" in shown
+    assert "remark: mixer_loop: fewer than three seeds in some cells" in shown
+
+
+def test_a_law_is_written_with_a_figure_of_each_loop(place):
+    printed = json.loads(mixerloop("law", "study", "--json", "--out", "law", cwd=place).stdout)
+    written = json.loads((place / "law" / "law.json").read_text())
+    assert written == printed
+    assert {path.name for path in (place / "law").iterdir()} == {
+        *("law.json", "written.json"),
+        *(
+            f"law-{loop}.{end}"
+            for loop in ("mixer_loop", "full_loop")
+            for end in ("csv", "svg", "png")
+        ),
+    }
+    assert [law["loop"] for law in printed["loops"]] == ["mixer_loop", "full_loop"]
+
+
+def test_a_file_of_the_user_is_not_replaced(place):
+    (place / "own").mkdir()
+    (place / "own" / "law.json").write_text("mine")
+    ended = mixerloop("law", "study", "--out", "own", cwd=place, code=2)
+    assert "law.json: not a file that mixerloop wrote" in ended.stderr
+    assert (place / "own" / "law.json").read_text() == "mine"
+    mixerloop("law", "study", "--out", "own", "--overwrite", cwd=place)
+
+
+def test_two_budgets_are_enough_with_a_floor(place):
+    assert "E, B and beta need three token budgets or more of one size" in refused(
+        "law", "two-budgets", cwd=place
+    )
+    found = json.loads(
+        mixerloop("law", "two-budgets", "--floor", "1.8", "--json", cwd=place).stdout
+    )
+    assert found["loops"][0]["parameters"]["phi"]["value"] == pytest.approx(0.3, abs=0.02)
+    assert found["floor"] == found["loops"][0]["parameters"]["E"]["value"] == 1.8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["one-size"], "one-size: mixer_loop: alpha needs two sizes or more of no_loop; the study"),
+        (["nowhere"], "nowhere/plan.json: "),
+        (["study", "--parts", "x"], "study: no part 'x'; the study has: text-small-3000000, "),
+        (["study", "--floor", "9"], "study: floor must be from 0 to the smallest NLL"),
+        (["study", "--floor", "nan"], "study: floor must be from 0 to the smallest NLL"),
+        (["study", "--seed", "-1"], "study: seed must be from 0"),
+        (["study", "--out", "study/plan.json"], "plan.json: is a file, and results go into"),
+    ],
+)
+def test_an_error_is_one_line(place, arguments, said):
+    assert said in refused("law", *arguments, cwd=place)
+
+
+def test_a_plan_without_parameters_of_sublayers_is_rejected(place):
+    path = place / "one-size" / PLAN
+    plan = read_sealed(path)
+    for part in plan["parts"]:
+        for arm in part["arms"]:
+            del arm["layer_parameters"]
+    write_sealed(path, plan)
+    assert "write it again: mixerloop study" in refused("law", "one-size", cwd=place)

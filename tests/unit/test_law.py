@@ -1,0 +1,495 @@
+"""A law that cells were made from is found again, with intervals that hold it at their rate."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mixerloop.config import preset
+from mixerloop.evaluation.nll_result import NllResult
+from mixerloop.laws.cells import (
+    CellGroup,
+    LawCell,
+    counts,
+    group_cells,
+    loop_name,
+    of_one_loop,
+    read_cells,
+)
+from mixerloop.laws.figures import law_figures
+from mixerloop.laws.fit import (
+    HUBER,
+    PARAMETERS,
+    Design,
+    fit_design,
+    fit_groups,
+    fit_numbers,
+    predicted_nll,
+)
+from mixerloop.laws.identification import check_identified
+from mixerloop.laws.law_result import LawResult
+from mixerloop.laws.resampling import interval_ends, resampled_numbers
+from mixerloop.laws.study_law import law_of_cells
+from mixerloop.reports.study_results import ArmResults, PartResults, RunResults, StudyResults
+from mixerloop.results import Estimate, decode, result_provenance
+from mixerloop.studies.plan import planned_arm
+from mixerloop.study_folder import PlannedPart, TransportSettings
+
+LAW = {"E": 1.8, "A": 60.0, "alpha": 0.34, "B": 300.0, "beta": 0.38}
+PHI = {"no_loop": 0.0, "mixer_loop": 0.3, "full_loop": 0.46}
+SIZES = {  # embedding, mixers, ffns
+    "small": (300_000, 200_000, 500_000),
+    "medium": (600_000, 800_000, 2_000_000),
+    "large": (1_200_000, 3_200_000, 8_000_000),
+}
+BUDGETS = (3_000_000, 10_000_000, 30_000_000)
+LOOPS = (("no_loop", 1), ("mixer_loop", 2), ("mixer_loop", 4), ("full_loop", 4))
+SEEDS = (1, 2, 3)
+NOISE = 0.005
+"""Nats between seeds, as in small models of text."""
+EXACT = 1e-3
+"""The relative error of parameters that cells without noise give."""
+PHI_WITHIN = 0.15
+"""Five standard deviations of phi in the grid of three sizes."""
+STUDIES, INSIDE = 100, (92, 98)
+
+
+def planted(
+    *,
+    noise=NOISE,
+    generator=None,
+    sizes=tuple(SIZES),
+    budgets=BUDGETS,
+    loops=LOOPS,
+    seeds=SEEDS,
+):
+    """The cells of a study whose models follow the law."""
+    generator = generator or np.random.default_rng(0)
+    cells = []
+    for size in sizes:
+        embedding, mixers, ffns = SIZES[size]
+        for tokens in budgets:
+            for loop, passes in loops:
+                recurrent = {"no_loop": 0, "mixer_loop": mixers, "full_loop": mixers + ffns}[loop]
+                model = {"once": embedding + mixers + ffns - recurrent, "recurrent": recurrent}
+                place = {"passes": passes, "tokens": tokens}
+                nll = predicted_nll({**LAW, "phi": PHI[loop]}, **model, **place)
+                cells += [
+                    LawCell(
+                        loop=loop,
+                        size=size,
+                        seed=seed,
+                        **model,
+                        **place,
+                        nll=nll + noise * generator.standard_normal(),
+                    )
+                    for seed in seeds
+                ]
+    return cells
+
+
+def groups_of(loop, **grid):
+    return of_one_loop(group_cells(planted(**grid)), loop)
+
+
+# --- the fit -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loop", ["mixer_loop", "full_loop"])
+@pytest.mark.parametrize("sizes", [tuple(SIZES), ("small", "large")])
+def test_without_noise_every_parameter_is_exact(loop, sizes):
+    fit = fit_groups(groups_of(loop, noise=0, sizes=sizes))
+    assert fit.values == pytest.approx({**LAW, "phi": PHI[loop]}, rel=EXACT)
+    assert max(map(abs, fit.residuals)) < 1e-6
+    assert fit.at_bound == ()
+
+
+def test_a_given_floor_makes_two_budgets_enough():
+    fit = fit_groups(groups_of("mixer_loop", noise=0, budgets=BUDGETS[:2]), floor=LAW["E"])
+    assert fit.values == pytest.approx({**LAW, "phi": PHI["mixer_loop"]}, rel=EXACT)
+
+
+def test_the_derivatives_are_those_of_the_law():
+    design = Design(groups_of("mixer_loop"))
+    point = np.array([0.4, -0.3, -1.2, -0.5, -0.9, 0.35])
+    step = 1e-6
+    for n, column in enumerate(design.jacobian(point).T):
+        ahead, behind = point.copy(), point.copy()
+        ahead[n] += step
+        behind[n] -= step
+        slope = (design.law(ahead) - design.law(behind)) / (2 * step)
+        np.testing.assert_allclose(column, slope, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("loop", ["mixer_loop", "full_loop"])
+def test_every_start_leads_to_the_same_law(loop):
+    design = Design(groups_of(loop))
+    numbers, run_sd = fit_numbers(design)
+    for start in design.starts():
+        again, found = fit_design(design, design.nll, start=start, clip=HUBER * run_sd)
+        assert found.success
+        np.testing.assert_allclose(design.law(again), design.law(numbers), atol=1e-5)
+        assert again[-1] == pytest.approx(numbers[-1], abs=1e-3)
+
+
+def test_phi_of_noisy_cells_is_near():
+    generator = np.random.default_rng(1)
+    for _ in range(5):
+        cells = group_cells(planted(generator=generator))
+        for loop in ("mixer_loop", "full_loop"):
+            fit = fit_groups(of_one_loop(cells, loop))
+            assert fit.phi == pytest.approx(PHI[loop], abs=PHI_WITHIN)
+            assert fit.run_sd == pytest.approx(NOISE, rel=0.6)
+
+
+def with_outlier(groups: list[CellGroup], number: int, nats: float) -> list[CellGroup]:
+    (first, *others) = groups[number].nlls
+    changed = replace(groups[number], nlls=(first + nats, *others))
+    return [*groups[:number], changed, *groups[number + 1 :]]
+
+
+def test_one_run_that_failed_hardly_moves_phi():
+    groups = groups_of("mixer_loop")
+    before = fit_groups(groups)
+    start, _ = fit_numbers(Design(groups))
+    moved, moved_plainly = [], []
+    for number in range(0, len(groups), 5):
+        spoiled = with_outlier(groups, number, 0.3)
+        moved.append(abs(fit_groups(spoiled).phi - before.phi))
+        design = Design(spoiled)
+        plain, _ = fit_design(design, design.nll, start=start, clip=np.inf)
+        moved_plainly.append(abs(plain[-1] - before.phi))
+    assert max(moved) < PHI_WITHIN
+    assert np.mean(moved) < 0.25 * np.mean(moved_plainly)
+
+
+def test_a_loop_that_does_harm_has_a_phi_below_zero(monkeypatch):
+    monkeypatch.setitem(PHI, "full_loop", -0.3)
+    assert fit_groups(groups_of("full_loop")).phi == pytest.approx(-0.3, abs=PHI_WITHIN)
+
+
+# --- intervals -----------------------------------------------------------------------------------
+
+
+def test_the_interval_of_phi_holds_the_truth_and_has_the_width_of_the_noise():
+    wide = law_of_cells(planted(), resamples=100).loops
+    narrow = law_of_cells(planted(noise=NOISE / 5), resamples=100).loops
+    for loop, other in zip(wide, narrow, strict=True):
+        assert loop.phi.lower < PHI[loop.loop] < loop.phi.upper
+        assert loop.phi.over == "seeds and cells"
+        ratio = (loop.phi.upper - loop.phi.lower) / (other.phi.upper - other.phi.lower)
+        assert 3 < ratio < 8
+
+
+def test_intervals_of_exact_cells_are_points():
+    (law,) = law_of_cells(planted(noise=0, loops=LOOPS[:3]), resamples=10).loops
+    assert law.phi.lower == law.phi.upper == law.phi.value
+
+
+def phi_inside(loop, *, resamples=200, studies=STUDIES, **grid):
+    """The number of simulated studies whose interval holds phi."""
+    generator = np.random.default_rng(7)
+    inside = 0
+    for number in range(studies):
+        design = Design(groups_of(loop, generator=generator, **grid))
+        numbers, run_sd = fit_numbers(design)
+        rows = resampled_numbers(design, numbers, run_sd, resamples=resamples, seed=number)
+        (lower, upper), _ = interval_ends(design, rows)
+        inside += lower[-1] <= PHI[loop] <= upper[-1]
+    return inside
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["mixer_loop", "full_loop"])
+def test_intervals_of_phi_hold_it_at_their_rate(loop):
+    assert INSIDE[0] <= phi_inside(loop) <= INSIDE[1]
+
+
+@pytest.mark.parametrize(("seeds", "over"), [((1, 2), "cells"), (SEEDS, "seeds and cells")])
+def test_an_interval_is_over_seeds_from_three_on(seeds, over):
+    result = law_of_cells(planted(seeds=seeds), resamples=2)
+    assert {law.phi.over for law in result.loops} == {over}
+    assert any("fewer than three seeds" in remark for remark in result.remarks) == (over == "cells")
+
+
+# --- what is not identified ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("grid", "floor", "said"),
+    [
+        (
+            {"sizes": ("small",)},
+            None,
+            "alpha needs two sizes or more of no_loop; the study has one: small",
+        ),
+        (
+            {"budgets": BUDGETS[:2]},
+            None,
+            "E, B and beta need three token budgets or more of one size; the study has two: "
+            "3,000,000, 10,000,000 of small; add a budget, or give the floor E and three sizes",
+        ),
+        (
+            {"budgets": BUDGETS[:1]},
+            LAW["E"],
+            "beta needs two token budgets or more of one size; the study has one: 3,000,000 of",
+        ),
+        (
+            {"budgets": BUDGETS[:2], "sizes": ("small", "large")},
+            LAW["E"],
+            "B and beta need three token budgets of one size, or three sizes of no_loop; the "
+            "study has two: 3,000,000, 10,000,000 of small, and two: small, large",
+        ),
+        (
+            {"loops": LOOPS[:1]},
+            None,
+            "phi needs cells with passes above 1; the study has no_loop of",
+        ),
+        (
+            {"loops": LOOPS[1:3]},
+            None,
+            r"A and alpha need cells of no_loop \(one pass\); the study has",
+        ),
+        ({}, 5.0, "floor must be from 0 to the smallest NLL, 2.4.*, got 5.0"),
+        ({}, float("nan"), "floor must be from 0 to the smallest NLL"),
+    ],
+)
+def test_what_is_not_identified_is_named_with_what_is_missing(grid, floor, said):
+    with pytest.raises(ValueError, match=said):
+        law_of_cells(planted(**grid), floor=floor, resamples=2)
+
+
+def test_sizes_and_budgets_that_vary_together_are_rejected():
+    """One budget for each size but one: the size term and the token term look the same."""
+    kept = dict(zip(SIZES, BUDGETS, strict=True))
+    cells = [cell for cell in planted() if kept[cell.size] == cell.tokens]
+    with pytest.raises(ValueError, match="need three token budgets or more of one size"):
+        law_of_cells(cells, resamples=2)
+
+
+def test_a_loop_in_one_of_two_sizes_is_rejected():
+    cells = [
+        cell
+        for cell in planted(sizes=("small", "large"))
+        if cell.loop == "no_loop" or (cell.size == "small" and cell.passes == 4)
+    ]
+    with pytest.raises(ValueError, match="E and alpha need three sizes of no_loop, or two with"):
+        law_of_cells(cells, resamples=2)
+
+
+def test_fewer_cells_than_parameters_are_rejected():
+    cells = [
+        cell
+        for cell in planted(sizes=("small", "large"), loops=(LOOPS[0], LOOPS[2]))
+        if cell.tokens == BUDGETS[0] or (cell.size == "small" and cell.loop == "no_loop")
+    ]
+    with pytest.raises(ValueError, match=r"6 parameters need 7 cells or more .*; the study has 6"):
+        law_of_cells(cells, resamples=2)
+
+
+def test_budgets_that_hardly_differ_are_one_budget():
+    with pytest.raises(ValueError, match="three token budgets or more of one size"):
+        law_of_cells(planted(budgets=(3_000_000, 3_010_000, 3_020_000)), resamples=2)
+
+
+def test_a_loop_that_is_not_identified_leaves_the_others():
+    cells = [
+        cell
+        for cell in planted(sizes=("small", "large"))
+        if cell.loop != "full_loop" or cell.size == "small"
+    ]
+    result = law_of_cells(cells, resamples=2)
+    assert [law.loop for law in result.loops] == ["mixer_loop"]
+    assert "one model of the loop" in result.rejected["full_loop"]
+
+
+def test_two_sizes_and_one_number_of_passes_are_remarked_upon():
+    result = law_of_cells(planted(sizes=("small", "large")), resamples=2)
+    said = " ".join(result.remarks)
+    assert "two sizes of no_loop: E and alpha rest on the loop's own cells" in said
+    assert "full_loop: one number of passes (4)" in said
+    assert "mixer_loop: one number of passes" not in said
+    assert all(law.left_out == () for law in result.loops)
+
+
+# --- the result ----------------------------------------------------------------------------------
+
+
+def test_the_result_has_residuals_predictions_and_the_published_phi():
+    result = law_of_cells(planted(), title="Planted", resamples=5)
+    mixer, full = result.loops
+    assert (mixer.published_phi, full.published_phi) == (None, 0.46)
+    assert (mixer.passes, full.passes) == ((2, 4), (4,))
+    assert list(mixer.parameters) == list(PARAMETERS)
+    assert len(mixer.cells) == 27
+    assert mixer.seed_sd == pytest.approx(NOISE, rel=0.3)
+    assert [one.size for one in mixer.left_out] == list(SIZES)
+    assert max(one.rms_error for one in mixer.left_out) < 0.1
+    assert decode(LawResult, result.to_json()) == result
+
+
+def test_a_figure_shows_cells_and_curves_of_each_loop():
+    figures = law_figures(law_of_cells(planted(), resamples=2))
+    assert [figure.name for figure in figures] == ["law-mixer_loop", "law-full_loop"]
+    rows = figures[0].rows
+    assert sum(row["row"] == "cell" for row in rows) == 27
+    assert {row["model"] for row in rows if row["row"] == "curve"} == {"no_loop", "mixer_loop"}
+    assert figures[0].chart().to_dict()["hconcat"]
+
+
+def test_importing_and_help_load_no_scipy():
+    script = (
+        "import sys, mixerloop, mixerloop.laws.study_law, mixerloop.cli.law\n"
+        "from mixerloop.cli.main import main\n"
+        "sys.argv = ['mixerloop', 'law', '--help']\n"
+        "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code\n"
+        "assert not {'scipy', 'torch'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+# --- the cells of a study ------------------------------------------------------------------------
+
+
+PARAMETERS_OF_ARM = 5_000_000
+
+
+def nll_result(nll, **changed):
+    figure = Estimate(value=nll, lower=nll - 0.01, upper=nll + 0.01, over="documents")
+    return NllResult(
+        **{"checkpoint": "run", "schedule": "A F", "trained_schedule": "A F", "nll": figure},
+        **{"bits_per_byte": None, "accuracy": figure, "by_position": (), "documents": 9},
+        **{"tokens": 99, "context": 64, "warnings": (), "by_passes": {}, **changed},
+        provenance=result_provenance(data="d" * 64, compute_dtype="float32"),
+    )
+
+
+def arm_named(name, num_layers):
+    schedule = "no_loop" if name.startswith("plain") else name
+    model = replace(preset("nano"), num_layers=num_layers, schedule=schedule)
+    return planned_arm(name, model, parameters=PARAMETERS_OF_ARM, flops_per_token=1.0)
+
+
+def part_of(name, arms, *, num_layers=4, data="stdlib", size=None, seeds=SEEDS, **changed):
+    plans = tuple(arm_named(arm, num_layers) for arm in arms)
+    plan = PlannedPart(
+        **{"name": name, "match": "parameters+tokens", "measure": ("nll",), "seeds": seeds},
+        **{"data": data, "compute_dtype": "float32", "transport": TransportSettings()},
+        **{"arms": plans, "size": size, **changed},
+    )
+    results = [
+        ArmResults(
+            plan=arm,
+            runs=[
+                RunResults(
+                    **{"path": Path(f"{name}/{arm.name}-seed{seed}"), "seed": seed, "curve": []},
+                    **{"results": {"nll": nll_result(3 + seed / 100)}, "seconds": 1.0},
+                    **{"tokens": 5000, "provenance": {}},
+                )
+                for seed in seeds
+            ],
+        )
+        for arm in plans
+    ]
+    return PartResults(plan=plan, arms=results, comparison=None, missing=[])
+
+
+def study_of(*parts):
+    return StudyResults(title="Loops", about="", parts=list(parts), prefills={})
+
+
+def test_cells_are_read_with_their_passes_and_parameters():
+    arms = ("no_loop", "mixer_loop", "mixer_loop(2)", "full_loop(3)")
+    cells = read_cells(study_of(part_of("one", arms), part_of("two", arms, num_layers=8)))
+    assert len(cells) == 2 * 4 * 3
+    small = [cell for cell in cells if cell.size == f"4x{preset('nano').d_model}"]
+    by_model = {(cell.loop, cell.passes): cell for cell in small}
+    assert list(by_model) == [
+        ("no_loop", 1),
+        ("mixer_loop", 4),
+        ("mixer_loop", 2),
+        ("full_loop", 3),
+    ]
+    plain, mixer, _, full = by_model.values()
+    assert (plain.once, plain.recurrent) == (PARAMETERS_OF_ARM, 0)
+    assert all(cell.once + cell.recurrent == PARAMETERS_OF_ARM for cell in cells)
+    per_layer = arm_named("no_loop", 4).layer_parameters[0]
+    assert mixer.recurrent == 4 * per_layer["mixer"]
+    assert full.recurrent == 4 * (per_layer["mixer"] + per_layer["ffn"])
+    assert (full.tokens, full.nll, full.seed) == (5000, 3.03, 3)
+
+
+def test_the_parameters_of_sublayers_and_the_rest_are_all_parameters():
+    config = preset("nano")
+    arm = arm_named("no_loop", config.num_layers)
+    from mixerloop.model.accounting import account_model
+
+    layers = sum(sum(layer.values()) for layer in arm.layer_parameters)
+    readout = config.vocab_size * config.d_model + config.d_model
+    assert layers + readout == account_model(config).parameters
+
+
+def test_only_some_layers_may_loop_but_with_one_number_of_passes():
+    per_layer = arm_named("no_loop", 3).layer_parameters[0]
+    assert counts(arm_named("A F (A F)4 A F", 3)) == (4, sum(per_layer.values()), 0)
+    with pytest.raises(ValueError, match="makes 2 and 3 passes in different sublayers"):
+        counts(arm_named("A2 F A3 F", 2))
+
+
+def test_a_model_without_a_loop_is_no_loop_whatever_its_name():
+    cells = read_cells(study_of(part_of("one", ("plain and deep", "mixer_loop"))))
+    assert {cell.loop for cell in cells} == {"no_loop", "mixer_loop"}
+
+
+@pytest.mark.parametrize(
+    ("arm", "loop"), [("mixer_loop(2)", "mixer_loop"), ("6x(A2 F)", "6x(A2 F)"), ("x", "x")]
+)
+def test_a_loop_is_named_without_its_number_of_passes(arm, loop):
+    assert loop_name(arm) == loop
+
+
+def test_parts_of_one_size_name_it_and_parts_that_tune_are_left_out():
+    tuning = part_of("tune", ("no_loop",), size="s", is_tuning=True)
+    cells = read_cells(study_of(tuning, part_of("one", ("no_loop",), size="s")))
+    assert {(cell.size, cell.tokens) for cell in cells} == {("s", 5000)}
+    assert len(cells) == 3
+
+
+def test_parts_with_other_data_are_pooled_only_by_name():
+    study = study_of(part_of("one", ("no_loop",)), part_of("two", ("no_loop",), data="hops"))
+    with pytest.raises(ValueError, match="the parts one and two have different data; name the"):
+        read_cells(study)
+    assert len(read_cells(study, ["two"])) == 3
+    with pytest.raises(ValueError, match="no part 'three'; the study has: one, two"):
+        read_cells(study, ["three"])
+
+
+def test_cells_that_cannot_be_pooled_are_rejected():
+    part = part_of("one", ("no_loop",))
+    first, second, third = part.arms[0].runs
+
+    def with_run(**changed):
+        run = replace(third, **changed)
+        return study_of(replace(part, arms=[replace(part.arms[0], runs=[first, second, run])]))
+
+    with pytest.raises(ValueError, match="no_loop-seed3: NLL was measured with context 32, and of"):
+        read_cells(with_run(results={"nll": nll_result(3.0, context=32)}))
+    with pytest.raises(ValueError, match="no_loop-seed3: has no held-out NLL"):
+        read_cells(with_run(results={}))
+    with pytest.raises(ValueError, match="no_loop-seed3: has no record of its training"):
+        read_cells(with_run(tokens=None))
+    with pytest.raises(ValueError, match="the study has no finished runs yet"):
+        read_cells(study_of())
+
+
+def test_a_plan_of_an_older_version_is_rejected_with_the_command_that_writes_it_again():
+    with pytest.raises(ValueError, match="write it again: mixerloop study"):
+        counts(replace(arm_named("no_loop", 2), layer_parameters=()))
+
+
+def test_identified_cells_pass():
+    for loop in ("mixer_loop", "full_loop"):
+        check_identified(group_cells(planted()), loop)
