@@ -33,7 +33,8 @@ hook = importlib.util.module_from_spec(spec)
 import sys
 sys.modules["signals_hook"] = hook
 spec.loader.exec_module(hook)
-hook.install(hook.Hook.from_json(os.environ.pop(hook.VARIABLE)))
+if hook.VARIABLE in os.environ:  # processes that this one starts have no signals due
+    hook.install(hook.Hook.from_json(os.environ.pop(hook.VARIABLE)))
 """
 
 
