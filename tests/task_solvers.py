@@ -62,11 +62,12 @@ def solve_recall(settings: Any, row: list[int]) -> Iterator[Solved]:
 def solve_brackets(settings: Any, row: list[int]) -> Iterator[Solved]:
     """Keep the open brackets in a list; a bracket that does not close the last one fails."""
     num_kinds, due = settings.num_kinds, []
+    openings = range(num_kinds, 2 * num_kinds)
     for at, token in enumerate(row):
         if token == 2 * num_kinds:
-            before = row[at - settings.num_closings : at]
-            assert all(bracket < num_kinds for bracket in before)
-            yield Solved(at + 1, due[-1], len(due))
+            last_opening = max(place for place in range(at) if row[place] in openings)
+            assert 2 <= len(due) <= 5
+            yield Solved(at + 1, due[-1], at - last_opening - 1)
         elif token >= num_kinds:
             due.append(token - num_kinds)
         else:

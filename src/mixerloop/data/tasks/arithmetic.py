@@ -29,7 +29,7 @@ OPERATORS = "+-*"
 class ArithmeticSettings:
     """The modulus, the size of the expressions, and the seed."""
 
-    modulus: int = 7
+    modulus: int = 5
     """A prime; the numbers are from 0 to the modulus minus 1."""
     max_operations: int = 6
     """Expressions have from 1 to this many operations, one expression of each number."""
@@ -106,7 +106,7 @@ class Arithmetic(Task[ArithmeticSettings]):
     ) -> Int[np.ndarray, "sequences answers"]:
         """Zero, the most likely value: a product is 0 if either factor is.
 
-        In the held-out sequences of the default settings it is right for 0.20 of the expressions.
+        In the held-out sequences of the default settings it is right for 0.27 of the expressions.
         """
         return np.zeros((len(tokens), len(self.groups)), dtype=np.int64)
 

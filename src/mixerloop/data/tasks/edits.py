@@ -40,11 +40,11 @@ PAD, REPLACE, INSERT, DELETE, EQUALS = range(5)
 class EditsSettings:
     """The number of symbols, the length of the text, the number of edits, and the seed."""
 
-    num_symbols: int = 32
+    num_symbols: int = 26
     """Different symbols; no text has a symbol twice."""
-    length: int = 10
+    length: int = 9
     """Symbols of the edited text."""
-    max_edits: int = 6
+    max_edits: int = 4
     """A sequence has from 1 to this many edits."""
     seed: int = 0
     """Random seed of the sequences."""
@@ -157,7 +157,7 @@ class Edits(Task[EditsSettings]):
 
         The guess is the symbol of the source that follows the last answer found in the source; for
         the first answer it is the first symbol. In the held-out sequences of the default settings
-        it is right for 0.88, 0.76, 0.67, 0.58, 0.49 and 0.44 of the symbols after 1 to 6 edits.
+        it is right for 0.86, 0.73, 0.63 and 0.54 of the symbols after 1 to 4 edits.
         """
         rows, num_symbols = np.arange(len(tokens))[:, None], self.settings.num_symbols
         source, answers = tokens[:, : self.source_tokens], tokens[:, self.answer_positions()]
