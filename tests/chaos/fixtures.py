@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import law_study
 from chaos import program
 from small_model import training_file
 
@@ -212,8 +213,13 @@ def _words(place: Place) -> None:
     shutil.copy(place.root / "data" / "tokenizer.model", place.root / "words.model")
 
 
+def _law_study(place: Place) -> None:
+    law_study.write_study(place.root / "lawstudy", {**law_study.SIZES, **law_study.MEDIUM})
+
+
 MAKERS: dict[str, tuple[tuple[str, ...], Callable[[Place], None]]] = {
     "source": ((), _source),
+    "lawstudy": ((), _law_study),
     "data": (("source",), lambda place: place.verb(*PREPARE, "--out", "data")),
     "begun": (("source",), _begun),
     "hops": ((), lambda place: place.verb("data", "prepare", "hops", "--out", "hops")),

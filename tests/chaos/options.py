@@ -105,6 +105,13 @@ def _small_library() -> None:
     corpora.standard_library = some
 
 
+def _few_resamples() -> None:
+    """Fit a law a few times instead of hundreds of times."""
+    from mixerloop.laws import study_law
+
+    study_law.RESAMPLES = 4
+
+
 _MEASURING = {"positional": {"run": ("run",)}, "brings": ("run", "data")}
 _HOPS = {"positional": {"run": ("hopsrun",)}, "brings": ("hopsrun", "hops")}
 _QUICK = {"--repeats": ("1",)}
@@ -177,6 +184,12 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         options={"--out": ("study",), "--jobs": ("1",), "--cells": ("1",)},
         brings=("study.toml", "hops.toml", "study"),
         resumes=True,
+    ),
+    ("law",): Command(
+        is_slow=True,
+        positional={"study": ("lawstudy",)},
+        before=_few_resamples,
+        brings=("lawstudy",),
     ),
     ("report",): Command(
         is_slow=True,
