@@ -4,8 +4,8 @@
 
 L is the held-out NLL, N_once and N_rec are parameters that run once and in r passes, and D is the
 number of training tokens. The residuals are those of the NLL, not of its logarithm: the law adds
-its terms in nats, seeds vary by about as many nats in all cells, and over the range of a study both
-fits agree. Seeds of a cell are averaged first, and a mean of m seeds has the weight m.
+its terms in nats, and residuals in nats can be compared with the spread of seeds. Seeds of a cell
+are averaged first, and a mean of m seeds has the weight m.
 
 The fit is Huber's: a cell that is further than `HUBER` standard deviations from the law pulls no
 harder than one at that distance. The standard deviation is estimated together with the law

@@ -24,6 +24,8 @@ from mixerloop.laws.fit import (
 )
 
 RESAMPLES = 400
+FEW_RESAMPLES = "weibull"
+"""The quantile that keeps the rate of an interval if resamples are few."""
 
 
 def resampled_numbers(
@@ -59,6 +61,7 @@ def interval_ends(design: Design, rows: np.ndarray) -> tuple[np.ndarray, list[st
     """
     shares = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
     values = np.array([parameter_values(design, numbers) for numbers in rows])
-    ends = np.quantile(rows, shares, axis=0)
+    at = {"axis": 0, "method": FEW_RESAMPLES}
+    ends = np.quantile(rows, shares, **at)
     touched = design.at_bound(ends[0]) | design.at_bound(ends[1])
-    return np.quantile(values, shares, axis=0), [PARAMETERS[n] for n in design.free if touched[n]]
+    return np.quantile(values, shares, **at), [PARAMETERS[n] for n in design.free if touched[n]]
