@@ -1,9 +1,15 @@
+import signal
 from collections.abc import Iterator
 
-from mixerloop import machine
+from mixerloop import machine, start
 from small_model import small_config
 
 machine.settle()  # before torch is loaded
+for number in start.STOPPING:  # nohup and background shells ignore some, and children inherit that
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(
+            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        )
 
 import shape_checks  # noqa: E402
 
