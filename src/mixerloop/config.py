@@ -35,6 +35,8 @@ InitRule = Literal["shared", "released"]
 projection of the repeated sublayer starts smaller."""
 Parallel = Literal["ddp", "fsdp"]
 """`ddp` averages gradients over ranks; `fsdp` also shards weights and optimizer state."""
+Documents = Literal["all", "tuning", "test"]
+"""The held-out documents that an NLL is of: all, those that choose a setting, or the others."""
 Device = Literal["auto", "cpu", "cuda"]
 """`auto` is CUDA where a CUDA device is available, else the CPU."""
 UNITS = get_args(Unit)

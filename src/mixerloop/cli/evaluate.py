@@ -10,6 +10,7 @@ from mixerloop.cli.evaluate_compare import COMPARE_HELP, Compare
 from mixerloop.cli.evaluate_core import CORE_HELP, Core
 from mixerloop.cli.saving_options import Evaluating
 from mixerloop.cli.subject_options import where_kept
+from mixerloop.config import Documents
 from mixerloop.files import json_text
 from mixerloop.progress_line import ProgressLine, counting
 from mixerloop.results import Estimate, encode
@@ -131,6 +132,8 @@ class HeldOutNLL(Evaluating):
     """Tokens of a window; by default the context of the run."""
     passes: tuple[int, ...] = ()
     """Also measure the model with only so many passes of each loop."""
+    documents: Documents = "all"
+    """Score all held-out documents, the third of them that tunes a study, or the others."""
 
     def run(self) -> None:
         """Measure the held-out NLL, and print tables or JSON."""
@@ -143,6 +146,7 @@ class HeldOutNLL(Evaluating):
             data=self.data,
             context=self.context,
             passes=self.passes,
+            documents=self.documents,
             progress=line and counting(line, "tokens"),
         )
         if line is not None:

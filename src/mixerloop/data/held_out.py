@@ -7,11 +7,12 @@ a synthetic task the answers are scored, and every sequence is a document.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
+from mixerloop.config import Documents
 from mixerloop.data.shards import TokenSplit, verify_split
 from mixerloop.data.tasks.task import Task
 from mixerloop.data.tokenizer import Tokenizer
@@ -21,8 +22,6 @@ BATCH_TOKENS = 65536
 """Tokens that `HeldOut.batches` reads at a time; a scorer cuts them into its own batches."""
 
 
-Documents = Literal["all", "tuning", "test"]
-"""Which held-out documents are scored: all; or those that choose a setting; or the others."""
 TUNING_EVERY = 3
 """One document in this many is a document for tuning."""
 

@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 
 from mixerloop import runs
-from mixerloop.config import check_fits
-from mixerloop.data.held_out import Documents, HeldOut
+from mixerloop.config import Documents, check_fits
+from mixerloop.data.held_out import HeldOut
 from mixerloop.data.prepared import Prepared, open_prepared
 from mixerloop.evaluation.looped_scorer import scorer_of
 from mixerloop.evaluation.nll import measure, summarise

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from mixerloop.data.held_out import Documents
+from mixerloop.config import Documents
 from mixerloop.evaluation.units import RatioUnits, detail_lines, finite
 from mixerloop.measures import MEASURES
 from mixerloop.parsing import one_line

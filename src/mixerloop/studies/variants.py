@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mixerloop import runs
-from mixerloop.data.held_out import Documents
+from mixerloop.config import Documents
 from mixerloop.evaluation.nll_result import NllResult
 from mixerloop.measures import MEASURES
 from mixerloop.result_files import has_result, read_result
