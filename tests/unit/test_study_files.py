@@ -49,9 +49,12 @@ def plan_of(path):
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_studies_in_the_repository_can_be_planned(path):
     plan = plan_of(path)
-    for part in plan.file.study.parts:
-        cells = plan.of(part.name)
-        assert len(cells) == len(part.arms) * len(part.seeds)
+    for variant in plan.variants:
+        cells, part = plan.of(variant.name), variant.part
+        if variant.is_tuning:
+            assert {cell.seed for cell in cells} == {part.tune_seed}
+            continue
+        assert len(cells) == len(variant.arms) * len(part.seeds)
         assert {cell.seed for cell in cells} == set(part.seeds)
     assert [cell.number for cell in plan.cells] == list(range(1, len(plan.cells) + 1))
 
