@@ -87,7 +87,7 @@ def test_the_quick_study_is_quoted_as_it_came_out():
         numbers = re.findall(r"\d*\.\d{3,}", quoted)
         assert len(numbers) == 7
         assert any(name == loop and all(one in row for one in numbers) for name, row in rows), loop
-    (text,) = re.findall(r"no loop is best: (\S+),\s+mixer loop (\S+), full loop (\S+),", screen)
+    (text,) = re.findall(r"no loop is best: (\S+), mixer loop\s+(\S+), full loop (\S+) ", screen)
     for loop, number in zip(("no_loop", "mixer_loop", "full_loop"), text, strict=True):
         assert any(name == loop and number in row for name, row in rows), loop
     part = tomllib.loads((ROOT / "studies" / "quick.toml").read_text())["parts"]

@@ -258,12 +258,16 @@ def test_over_several_seeds_an_interval_is_students(seeds):
     assert f"| {mean:.4f} [{mean - half:.4f}, {mean + half:.4f}] |" in page
     assert "Intervals are of 95 %, over seeds (Student's t)." in page
     assert "2 and 2 seeds: the interval is over seeds and examples" in page
-    assert "not corrected for 3 pairs" in page
+    assert "corrected by Holm's method for all differences on this page" in page
+    assert page.count("| two seeds: no verdict |") == 3 * 2
 
 
 def test_the_deeper_control_is_told_apart(seeds):
     page = (seeds / "report.md").read_text()
-    assert "2 models of 2 layers, width 16, on hops; seeds 1, 2. All models have the same" in page
+    assert (
+        "2 models of 2 layers, width 16, on hops; seeds 1, 2. Each has 5,672 parameters. " in page
+    )
+    assert "All models see the same tokens in the same order, and differ in compute." in page
     assert "Besides, deeper has " in page
     plan = json.loads((seeds / "plan.json").read_text())
     (deeper,) = (arm for arm in plan["parts"][0]["arms"] if arm["name"] == "deeper")
@@ -366,12 +370,16 @@ def test_a_plan_of_another_kind_is_named(place):
             assert "foreign/plan.json: " in refused(*verb, "foreign", cwd=place)
 
 
-def test_without_prefill_there_is_a_report_all_the_same(place, done):
+def test_without_prefill_there_is_a_report_all_the_same(place, done, monkeypatch):
     study = place / "unmeasured"
     shutil.copytree(place / "whole", study)
     for name in ("prefill.json", "report.html"):
         (study / name).unlink()
-    (study / "prefill.json").mkdir()
+
+    def fails(*_, **__):
+        raise RuntimeError("no memory for so long a prompt")
+
+    monkeypatch.setattr("mixerloop.studies.cells.bench_prefill", fails)
     ended = mixerloop("study", "study.toml", *ALONE, "--out", "unmeasured", cwd=place, code=1)
     assert "prefill: failed: " in ended.stderr
     assert "failed: prefill; start again" in ended.stdout

@@ -58,7 +58,7 @@ def test_draws_share_no_window_and_end_with_the_windows(text):
     )
     rows = [{row.tobytes() for row in drawn.tokens} for drawn in (first, second)]
     assert not rows[0] & rows[1]
-    with pytest.raises(ValueError, match=r"windows: there are \d+, and draw 2 of"):
+    with pytest.raises(ValueError, match=r"context of 32: there are \d+, and draw 2 of"):
         prepared.draw(Draw(num=num, num_positions=4, seed=3, number=2), context=32)
 
 

@@ -147,7 +147,7 @@ def _crossings(
 
 
 def _curve(parts: Sequence[PartResults], name: str) -> Curve | None:
-    """The NLL of a model at all budgets; None if a run is missing."""
+    """The NLL of a model at all budgets; None if a run is missing, or a budget has other seeds."""
     tokens, nll = [], []
     for part in parts:
         found = [arm for arm in part.arms if arm.name == name]
@@ -156,6 +156,8 @@ def _curve(parts: Sequence[PartResults], name: str) -> Curve | None:
             return None
         values = [_nll(found[0], index) for index in range(len(found[0].runs))]
         if any(value is None for value in values) or found[0].runs[0].tokens is None:
+            return None
+        if nll and len(values) != len(nll[0]):
             return None
         tokens.append(found[0].runs[0].tokens)
         nll.append([value.value for value in values if value is not None])

@@ -152,7 +152,11 @@ def joined(studies: Mapping[str, StudyResults]) -> StudyResults:
     parts = [
         dataclasses.replace(
             part,
-            plan=dataclasses.replace(part.plan, name=f"{name}-{part.name}"),
+            plan=dataclasses.replace(
+                part.plan,
+                name=f"{name}-{part.name}",
+                family=f"{name}-{part.plan.family or part.name}",
+            ),
             missing=[f"{name}/{cell}" for cell in part.missing],
         )
         for name, study in studies.items()
