@@ -23,11 +23,11 @@ peers: .venv/.peers
 	@$(PIP) -e ".[peers,wandb,ray,lm-eval]"
 	@touch $@
 
-# Five minutes on two cores: every verb, operator and golden value. Tests that need an extra skip.
+# Some ten minutes on two cores: every verb, operator and golden value. Tests that need an extra skip.
 test: setup
 	$(PYTEST) -m "not slow"
 
-# Fourteen minutes: the rest too, such as kill storms, sanitizers, ranks, Ray and lm-eval. No extra may be missing.
+# Half an hour: the rest too, such as kill storms, sanitizers, ranks, Ray and lm-eval. No extra may be missing.
 test-all: peers
 	$(PYTEST) --full
 
