@@ -71,7 +71,7 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is None:  # raised by a library, with a message of its own
+        if error.errno is None:  # raised by a library; its message is all that is known
             raise
         raise OSError(error.errno, error.strerror, str(path)) from None
 

@@ -40,7 +40,7 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Difference(Estimate):
-    """The first score minus the second, with a 95 % interval of its own and a verdict."""
+    """The first score minus the second, with its uncorrected 95 % interval and a verdict."""
 
     p_value: float | None
     """The probability of a difference as large between equal architectures; None without a verdict.

@@ -122,7 +122,7 @@ class Task(ABC, Generic[Settings]):
         return None
 
     def longer_with(self, settings: Settings) -> Self:
-        """The result of `longer`: the task with other settings and a random stream of its own."""
+        """The result of `longer`: this task with other settings and another random stream."""
         task = type(self)(settings, "held_out")
         task.key = stream_key(self.name, settings.seed, "longer")
         return task
