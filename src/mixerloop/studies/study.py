@@ -83,7 +83,7 @@ class PartSettings:
     sizes: tuple[SizeSettings, ...] = ()
     """Every model is trained in each size; by default the config's size is the only one."""
     tokens: tuple[float, ...] = ()
-    """Training budgets. Each gives a separate run of every model; by default the config's budget."""
+    """Training budgets, each a separate run of every model; by default the config's budget."""
     tune: dict[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     """One config key and its values. Each model is first trained with every value; the best value
     by the NLL of the documents for tuning is used for all its runs."""
