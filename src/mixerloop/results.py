@@ -13,7 +13,16 @@ from typing import Any, Literal, TypedDict, TypeVar
 from mixerloop.parsing import from_dict
 from mixerloop.provenance import collect_provenance
 
-Over = Literal["documents", "sequences", "examples", "windows", "seeds", "seeds and examples"]
+Over = Literal[
+    "documents",
+    "sequences",
+    "examples",
+    "windows",
+    "cells",
+    "seeds",
+    "seeds and examples",
+    "seeds and cells",
+]
 """The units that an interval was resampled over."""
 Scalar = str | int | float | bool | None
 

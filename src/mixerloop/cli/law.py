@@ -13,7 +13,8 @@ from mixerloop.progress_line import ProgressLine, counting, to_stderr
 from mixerloop.text_tables import print_table, table_of
 
 if TYPE_CHECKING:
-    from mixerloop.laws.law_result import LawEstimate, LawResult, LoopLaw
+    from mixerloop.laws.law_result import LawResult, LoopLaw
+    from mixerloop.results import Estimate
 
 HELP = """Fit L = E + A (N_once + r^phi N_rec)^-alpha + B D^-beta to the cells of a study.
 
@@ -136,7 +137,7 @@ def _show_law(law: "LoopLaw") -> None:
         print("no prediction without a size: three sizes are needed")
 
 
-def _interval(estimate: "LawEstimate") -> str:
+def _interval(estimate: "Estimate") -> str:
     if estimate.lower == estimate.upper:
         return ""
     return f"{_figure(estimate.lower)} to {_figure(estimate.upper)}"

@@ -1,25 +1,13 @@
 """The law of each loop of a study as a result, with intervals and the cells behind them."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from mixerloop.results import Provenance, encode
+from mixerloop.results import Estimate, Provenance, encode
 
-Over = Literal["cells", "seeds and cells"]
 PUBLISHED_PHI = {"full_loop": 0.46}
 """arXiv 2604.21106, from transformers of which a core of layers loops. Nothing is published for
 other loops."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LawEstimate:
-    """A parameter and its 95 % interval, in the encoding of `Estimate`."""
-
-    value: float
-    lower: float
-    upper: float
-    over: Over
-    """The units whose variation the interval describes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +51,7 @@ class LoopLaw:
 
     loop: str
     passes: tuple[int, ...]
-    parameters: dict[str, LawEstimate]
+    parameters: dict[str, Estimate]
     """E, A, alpha, B, beta and phi; a given E has no width."""
     published_phi: float | None
     at_bound: tuple[str, ...]
@@ -78,7 +66,7 @@ class LoopLaw:
     """Empty with fewer than three sizes."""
 
     @property
-    def phi(self) -> LawEstimate:
+    def phi(self) -> Estimate:
         """What passes are worth: r of them count as r^phi times the parameters."""
         return self.parameters["phi"]
 

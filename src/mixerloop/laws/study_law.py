@@ -27,14 +27,13 @@ from mixerloop.laws.identification import check_floor, check_identified, check_l
 from mixerloop.laws.law_result import (
     PUBLISHED_PHI,
     CellResidual,
-    LawEstimate,
     LawResult,
     LeftOutSize,
     LoopLaw,
 )
 from mixerloop.laws.resampling import RESAMPLES, interval_ends, resampled_numbers
 from mixerloop.reports.study_results import read_study
-from mixerloop.results import result_provenance
+from mixerloop.results import Estimate, result_provenance
 
 Progress = Callable[[str, int, int], None]
 SEEDS_FOR_INTERVAL = 3
@@ -150,7 +149,7 @@ def _loop_law(
         loop=loop,
         passes=tuple(sorted({group.passes for group in groups if group.loop == loop})),
         parameters={
-            name: LawEstimate(
+            name: Estimate(
                 value=value,
                 lower=float(lower[n]),
                 upper=float(upper[n]),
