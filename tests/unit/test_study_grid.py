@@ -107,6 +107,10 @@ def test_every_model_is_planned_in_its_sizes_with_every_budget_after_its_sweep(p
         ('sizes = ["small"], tune', 'sizes = ["smal"], tune', "unknown size 'smal'"),
         ('name = "large"', 'name = "small"', "'small' cannot name a size of its own"),
         ("clip_norm = 0.5", "seed = 5", "train.seed is for the study to set"),
+        ("clip_norm = 0.5", "steps = 5", "train.steps is for the study to set"),
+        ("weight_decay = 0.2", "seed = 5", "train.seed is for the study to set"),
+        ("weight_decay = 0.2", "tokens = 5", "train.tokens is for the study to set"),
+        ("d_model = 24", 'schedule = "no_loop"', "model.schedule is for the study to set"),
         ("d_ffn = 48", "d_fn = 48", "d_fn"),
     ],
 )

@@ -78,7 +78,7 @@ class Train:
 
             out = self._default_run(self.config) if self.out is None else self.out
             trained = train(config, out, until=self.until, display=display)
-        if trained.last is None:  # a finished run, of which no display was made
+        if trained.outcome.finished and trained.last is None:  # no display was made for such a run
             for name in trained.restored:
                 to_stderr(f"{trained.run / name}: {RESTORED} {trained.outcome.checkpoint}\n")
         if trained.is_first_rank:

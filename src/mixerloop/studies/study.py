@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mixerloop.config import PRESETS, ComputeDtype, check_seed
+from mixerloop.config import BUDGETS, PRESETS, ComputeDtype, check_seed
 from mixerloop.data.preparation import Preparation, parse_preparation
 from mixerloop.data.tasks.registry import TASKS
 from mixerloop.kinds import LARGEST_SIZE
@@ -208,14 +208,23 @@ def _check(file: StudyFile) -> None:
                     f"{here}.measure", f"{measure} can be measured on {measure} only"
                 )
         _check_transport(file, f"{here}.transport", part, preparation)
-        for section, key in SET_BY_STUDY:
-            if key in getattr(part, section):
-                raise file.refused(f"{here}.{section}.{key}", f"{key} is for the study to set")
-            if any(key in getattr(arm, section) for arm in part.arms):
-                raise file.refused(f"{here}.arms", f"{section}.{key} is for the study to set")
+        _check_overrides(file, here, part)
 
 
 SET_BY_STUDY = (("model", "schedule"), ("data", "path"), ("train", "seed"))
+
+
+def _check_overrides(file: StudyFile, here: str, part: PartSettings) -> None:
+    """Reject keys that the study itself sets, which would be ignored."""
+    budgets = [("train", name) for name in BUDGETS] if part.tokens else []
+    for section, key in (*SET_BY_STUDY, *budgets):
+        reason = f"{section}.{key} is for the study to set"
+        if key in getattr(part, section):
+            raise file.refused(f"{here}.{section}.{key}", reason)
+        if any(key in getattr(arm, section) for arm in part.arms):
+            raise file.refused(f"{here}.arms", reason)
+        if any(key in getattr(size, section, ()) for size in part.sizes):
+            raise file.refused(f"{here}.sizes", reason)
 
 
 def _check_seeds(file: StudyFile, here: str, part: PartSettings) -> None:
