@@ -54,7 +54,7 @@ def test_the_studies_in_the_repository_can_be_planned(path):
         if variant.is_tuning:
             assert {cell.seed for cell in cells} == {part.tune_seed}
             continue
-        wanted = [(arm.name, seed) for arm in variant.arms for seed in arm.seeds or part.seeds]
+        wanted = [(arm.title, seed) for arm in variant.arms for seed in arm.seeds or part.seeds]
         assert sorted((cell.arm, cell.seed) for cell in cells) == sorted(wanted)
     assert [cell.number for cell in plan.cells] == list(range(1, len(plan.cells) + 1))
 
