@@ -25,11 +25,11 @@ peers: .venv/.peers
 
 # Some ten minutes on two cores: every verb, operator and golden value. Tests that need an extra skip.
 test: setup
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" $(ARGS)
 
 # Half an hour: the rest too, such as kill storms, sanitizers, ranks, Ray and lm-eval. No extra may be missing.
 test-all: peers
-	$(PYTEST) --full
+	$(PYTEST) --full $(ARGS)
 
 # Damaged files, strange options, signals, full disks and kills, generated for every verb. It prints
 # how many cases ran. `make test` runs a sample, and `make test-all` about a third.

@@ -20,10 +20,12 @@ import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 import needs  # noqa: E402
+import passed_tests  # noqa: E402
 from chaos.counts import Counts  # noqa: E402
 from mixerloop.config import ModelConfig  # noqa: E402
 from mixerloop.ops import native_library  # noqa: E402
 from mixerloop.training import gemm_rate  # noqa: E402
+from passed_tests import PassedTests  # noqa: E402
 from skip_reasons import SkipReasons, check_complete  # noqa: E402
 
 torch.set_num_threads(1)  # models this small only wait for a second thread, and so do neighbours
@@ -36,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full", action="store_true", help="fail if an optional package is not installed"
     )
+    passed_tests.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -44,6 +47,12 @@ def pytest_configure(config: pytest.Config) -> None:
             check_complete(needs.PACKAGES)
         config.pluginmanager.register(SkipReasons(needs.ALL))
         config.pluginmanager.register(Counts())
+        if config.getoption("--passed-to") is not None:
+            config.pluginmanager.register(PassedTests(config.getoption("--passed-to")))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    passed_tests.leave_out(config, items)
 
 
 @pytest.fixture(autouse=True)
