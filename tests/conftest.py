@@ -47,8 +47,9 @@ def pytest_configure(config: pytest.Config) -> None:
             check_complete(needs.PACKAGES)
         config.pluginmanager.register(SkipReasons(needs.ALL))
         config.pluginmanager.register(Counts())
-        if config.getoption("--passed-to") is not None:
-            config.pluginmanager.register(PassedTests(config.getoption("--passed-to")))
+        passed_to = config.getoption("--passed-to")
+        if passed_to is not None:
+            config.pluginmanager.register(PassedTests(passed_to))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
