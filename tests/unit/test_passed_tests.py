@@ -2,12 +2,12 @@
 
 import pytest
 
+import passed_tests
+
 pytest_plugins = "pytester"
 
 CONFTEST = """
 import passed_tests
-
-passed_tests.MORE_IN_A_FULL_RUN = "test_more.py"
 
 def pytest_addoption(parser):
     passed_tests.add_options(parser)
@@ -42,6 +42,7 @@ def test_of_a_broken_fixture(broken): pass
 @pytest.fixture
 def run(pytester, monkeypatch):
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    monkeypatch.setattr(passed_tests, "MORE_IN_A_FULL_RUN", "test_more.py")
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(test_all=TESTS, test_more="def test_more(): pass")
 
