@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from command_line import mixerloop
+from made_once import made_once
 from mixerloop import config as configs
 from mixerloop.data.corpora import prepare_hops
 from mixerloop.data.prepared import open_prepared
@@ -132,11 +133,13 @@ def test_budgets_have_short_names(tokens, text):
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """The grid, run to its end with two jobs."""
-    place = tmp_path_factory.mktemp("grid")
+    return made_once(tmp_path_factory, "grid", run_grid)
+
+
+def run_grid(place: Path) -> None:
     (place / "small.toml").write_text(training_file(train={"global_batch": 4}))
     (place / "study.toml").write_text(STUDY)
     mixerloop("study", "study.toml", "--out", "out", cwd=place)
-    return place
 
 
 @pytest.mark.slow

@@ -37,7 +37,8 @@ from mixerloop.reports.study_results import (
 from mixerloop.reports.transport_section import transport
 
 MATCHED = {
-    "parameters+tokens": "All models see the same tokens in the same order, and differ in compute.",
+    "parameters+tokens": "Models of one seed see the same tokens in the same order, "
+    "at different costs.",
     "flops": "All models are trained with the same compute; they differ in the tokens they see.",
     "seconds": "All models are trained for the same time, on whatever machine each ran on.",
     "as they are": "The runs are shown as they are; nothing says that they are matched.",
@@ -138,9 +139,11 @@ def _compared(part: PartResults) -> Iterator[Element]:
     plan = part.plan
     alike = [arm.plan for arm in part.arms if arm.plan.deepened is None]
     sizes = sorted({(arm.num_layers, arm.d_model) for arm in alike})
-    size = " or ".join(f"{layers} layers, width {width}" for layers, width in sizes)
+    size = " or ".join(
+        f"{layers} {'layer' if layers == 1 else 'layers'}, width {width}" for layers, width in sizes
+    )
     models = f"{len(alike)} models of {size}" if len(alike) > 1 else f"One model of {size}"
-    seeds = ", ".join(map(str, plan.seeds))
+    seeds = ", ".join(map(str, sorted(plan.seeds)))
     if alike:
         counts = {arm.parameters for arm in alike}
         equal = f"Each has {max(counts):,} parameters. " if len(counts) == 1 else ""
