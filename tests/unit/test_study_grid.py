@@ -139,7 +139,7 @@ def done(tmp_path_factory):
 def run_grid(place: Path) -> None:
     (place / "small.toml").write_text(training_file(train={"global_batch": 4}))
     (place / "study.toml").write_text(STUDY)
-    mixerloop("study", "study.toml", "--out", "out", cwd=place)
+    mixerloop("study", "study.toml", "--out", "out", cwd=str(place))
 
 
 @pytest.mark.slow

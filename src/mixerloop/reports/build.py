@@ -143,7 +143,8 @@ def _compared(part: PartResults) -> Iterator[Element]:
         f"{layers} {'layer' if layers == 1 else 'layers'}, width {width}" for layers, width in sizes
     )
     models = f"{len(alike)} models of {size}" if len(alike) > 1 else f"One model of {size}"
-    seeds = ", ".join(map(str, sorted(plan.seeds)))
+    known = sorted(seed for seed in plan.seeds if seed is not None)
+    seeds = ", ".join(map(str, known)) or "unknown"
     if alike:
         counts = {arm.parameters for arm in alike}
         equal = f"Each has {max(counts):,} parameters. " if len(counts) == 1 else ""
