@@ -49,6 +49,37 @@ def test_seeds_that_spread_leave_a_crossing_unresolved():
     assert text.endswith(f"not resolved: in {near.share:.0%} of the resamples")
 
 
+def test_a_lead_that_three_seeds_do_not_resolve_gives_no_crossing_that_is():
+    """Every seed is ahead at one end and behind at the other, and p is 0.09 at the last budget."""
+    first = np.array([[4.42, 4.46, 4.46], [3.83, 3.84, 3.85], [3.5025, 3.5133, 3.5121]])
+    second = np.array([[4.63, 4.59, 4.66], [3.87, 3.89, 3.86], [3.4873, 3.5043, 3.4939]])
+    found = crossing(Curve(tokens=TOKENS, nll=first), Curve(tokens=TOKENS, nll=second))
+    assert found.tokens is not None
+    assert found.share > 0.5
+    assert not found.is_resolved
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_one_or_two_seeds_resolve_no_crossing(seeds):
+    near, far = (
+        Curve(tokens=TOKENS, nll=curve(means).nll[:, :seeds])
+        for means in ([3.0, 2.5, 2.2], [2.9, 2.6, 2.4])
+    )
+    found = crossing(near, far)
+    assert not found.is_resolved
+    text = crossing_text(("a", "b"), found, parameters=(1, 1))
+    assert text.endswith(f"no verdict: {seeds} of 3 seeds")
+
+
+def test_crossings_between_equal_models_are_rarely_resolved():
+    """The order of two equal models changes by chance alone."""
+    resolved = 0
+    for seed in range(200):
+        pair = [curve([3.0, 2.5, 2.2], 0.01, 2 * seed + which) for which in (0, 1)]
+        resolved += crossing(*pair, seed=seed).is_resolved
+    assert resolved <= 10
+
+
 def test_the_interval_covers_the_true_crossing_and_shrinks_with_the_spread():
     wide, narrow = (
         crossing(curve([3.0, 2.5, 2.2], spread, 1), curve([2.9, 2.6, 2.4], spread, 2))

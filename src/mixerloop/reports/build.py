@@ -108,7 +108,7 @@ def _scores(comparison: Comparison) -> list[str]:
 
 
 def _ordering(part: PartResults, comparison: Comparison, name: str) -> str:
-    """The models by a score, best first, and the pairs whose order is not resolved."""
+    """The models by a score, best first, and which pairs are resolved or not, the shorter list."""
     names, pairs = arm_names(part), comparison.pairs
     score = score_named(name)
     arms = sorted(comparison.arms, key=lambda arm: arm.scores[name], reverse=score.higher_is_better)
@@ -119,11 +119,14 @@ def _ordering(part: PartResults, comparison: Comparison, name: str) -> str:
     for pair in pairs:
         both = f"{names[pair.first]} and {names[pair.second]}"
         by_verdict.setdefault(pair.measures[name].verdict, []).append(both)
-    by_verdict.pop("resolved", None)
+    longest = max(by_verdict, key=lambda verdict: len(by_verdict[verdict]))
     verdicts = [
-        verdict if len(of) == len(pairs) else f"{verdict}: {', '.join(of)}"
-        for verdict, of in by_verdict.items()
+        f"{verdict}: {', '.join(of)}" for verdict, of in by_verdict.items() if verdict != longest
     ]
+    if verdicts:
+        verdicts.append(f"all others {longest}")
+    elif longest != "resolved":
+        verdicts = [longest]
     all_resolved = "every difference is resolved" if len(pairs) > 1 else "resolved"
     seeds = "; or ".join(sorted({pair.seeds for pair in pairs}))
     judged = "; ".join(verdicts) or all_resolved
@@ -148,7 +151,8 @@ def _compared(part: PartResults) -> Iterator[Element]:
     if alike:
         counts = {arm.parameters for arm in alike}
         equal = f"Each has {max(counts):,} parameters. " if len(counts) == 1 else ""
-        yield Paragraph(f"{models}, on {plan.data}; seeds {seeds}. {equal}{MATCHED[plan.match]}")
+        on = " ".join(word for word in plan.data.split() if not word.startswith("{"))
+        yield Paragraph(f"{models}, on {on}; seeds {seeds}. {equal}{MATCHED[plan.match]}")
     for arm in part.arms:
         if arm.plan.deepened is not None:
             yield Paragraph(

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import altair as alt
 
 WIDTH, HEIGHT = 250, 260
+NLL = "nll"
+SIZE_LEGEND = {"symbolType": "stroke", "symbolStrokeColor": "#59636e", "symbolStrokeWidth": 1.6}
 CHOSEN = " *"
 """Marks the best value of a sweep."""
 
@@ -68,12 +70,20 @@ def over_budgets(family: Family) -> Iterator[Element]:
         rows,
         partial(_budgets_chart, rows, models),
     )
+    if gaps := list(_gaps(family)):
+        yield Figure(
+            f"{family.name}-gaps",
+            f"What each model gains or loses against {gaps[0]['reference']}, by budget",
+            gaps,
+            partial(_gaps_chart, gaps, [name for name in models if name != gaps[0]["reference"]]),
+        )
     crossings = list(_crossings(family))
     if crossings:
         yield Paragraph(
             "The order of two models can change with the budget. Between two budgets the NLL is "
-            "taken to be a straight line over the logarithm of the tokens; intervals resample the "
-            "seeds. Nothing is said beyond the smallest and the largest budget."
+            "taken to be a straight line over the logarithm of the tokens. Intervals are over "
+            "seeds (Student's t), each at 95 % by itself. Nothing is said beyond the smallest and "
+            "the largest budget."
         )
         yield Table(
             "Where models overtake each other",
@@ -115,6 +125,31 @@ def _points(family: Family) -> Iterator[Row]:
                 "low": mean.lower,
                 "high": mean.upper,
                 "seeds": len(found),
+            }
+
+
+def _gaps(family: Family) -> Iterator[Row]:
+    """The NLL of each model minus that of the first model, in the same size and with its budget."""
+    for part in family.parts:
+        if part.comparison is None or not part.plan.tokens:
+            continue
+        reference = part.plan.arms[0]
+        for pair in part.comparison.pairs:
+            if reference.name not in (pair.first, pair.second) or NLL not in pair.measures:
+                continue
+            found = pair.measures[NLL]
+            # A difference is of the first model minus the second.
+            gap = found.scaled(-1 if pair.first == reference.name else 1)
+            yield {
+                "model": pair.second if pair.first == reference.name else pair.first,
+                "reference": reference.name,
+                "size": part.plan.size or "",
+                "tokens": part.plan.tokens,
+                "tokens_per_parameter": part.plan.tokens / reference.parameters,
+                "gap": gap.value,
+                "low": min(gap.lower, gap.upper),
+                "high": max(gap.lower, gap.upper),
+                "verdict": found.verdict,
             }
 
 
@@ -187,11 +222,44 @@ def _budgets_chart(rows: list[Row], models: list[str]) -> "alt.TopLevelMixin":
         nll = alt.Y("nll:Q", title="held-out NLL", scale=alt.Scale(zero=False, padding=8))
         line = base.mark_line(point=alt.OverlayMarkDef(size=30), strokeWidth=1.6).encode(
             y=nll,
-            strokeDash=alt.StrokeDash("size:N", legend=alt.Legend(symbolType="stroke")),
+            strokeDash=alt.StrokeDash("size:N", legend=alt.Legend(**SIZE_LEGEND)),
             tooltip=["model:N", "size:N", "tokens:Q", f"{field}:Q", "nll:Q", "low:Q", "high:Q"],
         )
         band = base.mark_area(opacity=0.15).encode(y="low:Q", y2="high:Q")
         panels.append(alt.layer(band, line).properties(width=WIDTH, height=HEIGHT))
+    return dressed(alt.hconcat(*panels))
+
+
+def _gaps_chart(rows: list[Row], models: list[str]) -> "alt.TopLevelMixin":
+    import altair as alt
+
+    gaps = [0.0, *(float(row["gap"] or 0) for row in rows)]
+    room = 0.15 * (max(gaps) - min(gaps))
+    heights = [min(gaps) - room, max(gaps) + room]  # of the lines; wide intervals are cut off
+    panels = []
+    for size in dict.fromkeys(str(row["size"]) for row in rows):
+        of_size = [row for row in rows if row["size"] == size]
+        base = alt.Chart(data(of_size)).encode(
+            x=alt.X(
+                "tokens_per_parameter:Q",
+                title="tokens a parameter",
+                scale=alt.Scale(type="log", nice=False, padding=16),
+                axis=alt.Axis(format="~s", tickCount=5),
+            ),
+            color=model_color(models),
+        )
+        line = base.mark_line(point=alt.OverlayMarkDef(size=34), strokeWidth=1.6, clip=True).encode(
+            y=alt.Y(
+                "gap:Q",
+                title=f"NLL minus that of {rows[0]['reference']}",
+                scale=alt.Scale(domain=heights, nice=False),
+            ),
+            tooltip=["model:N", "size:N", "tokens:Q", "gap:Q", "low:Q", "high:Q", "verdict:N"],
+        )
+        interval = base.mark_area(opacity=0.12, clip=True).encode(y="low:Q", y2="high:Q")
+        zero = alt.Chart(data([{"gap": 0}])).mark_rule(color="#59636e").encode(y="gap:Q")
+        panel = alt.layer(interval, zero, line)
+        panels.append(panel.properties(width=1.4 * WIDTH, height=HEIGHT, title=size))
     return dressed(alt.hconcat(*panels))
 
 

@@ -82,14 +82,22 @@ def model_color(names: Sequence[str]) -> "alt.Color":
     import altair as alt
 
     free_colors = cycle(OTHER_COLORS)
-    named = [
-        NAMED_COLORS["control"]
-        if name.endswith(CONTROL)
-        else NAMED_COLORS.get(name.partition("(")[0])
-        for name in names
-    ]
-    colors = [color or next(free_colors) for color in named]
+    colors = [_named_color(name, names) or next(free_colors) for name in names]
     return alt.Color("model:N", scale=alt.Scale(domain=list(names), range=colors))
+
+
+def _named_color(name: str, names: Sequence[str]) -> str | None:
+    """The colour of a loop, lighter for another number of passes of a loop that is shown too."""
+    if name.endswith(CONTROL):
+        return NAMED_COLORS["control"]
+    loop, has_passes, _ = name.partition("(")
+    color = NAMED_COLORS.get(loop)
+    return _lighter(color) if color and has_passes and loop in names else color
+
+
+def _lighter(color: str) -> str:
+    channels = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+    return "#" + "".join(f"{(channel + 255) // 2:02x}" for channel in channels)
 
 
 def dressed(chart: "alt.TopLevelMixin") -> "alt.TopLevelMixin":
