@@ -44,7 +44,7 @@ check: peers
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/unit/test_imports.py
 
-# Eleven minutes on two quiet cores; run again, it resumes a study that was stopped.
+# Ten minutes on two quiet cores; run again, it resumes a study that was stopped.
 study: setup
 	$(BIN)/mixerloop study studies/quick.toml
 

@@ -85,14 +85,27 @@ def test_the_quick_study_is_quoted_as_it_came_out():
     for label, loop in QUOTED_AS.items():
         (quoted,) = re.findall(rf"^\| {re.escape(label)} \|(.*)$", screen, re.MULTILINE)
         numbers = re.findall(r"\d*\.\d{3,}", quoted)
-        assert len(numbers) == 7
+        assert len(numbers) == 6
         assert any(name == loop and all(one in row for one in numbers) for name, row in rows), loop
-    (text,) = re.findall(r"no loop is best: (\S+), mixer loop\s+(\S+), full loop (\S+) ", screen)
-    for loop, number in zip(("no_loop", "mixer_loop", "full_loop"), text, strict=True):
-        assert any(name == loop and number in row for name, row in rows), loop
-    part = tomllib.loads((ROOT / "studies" / "quick.toml").read_text())["parts"]
-    assert f"{part[0]['train']['steps']} steps. Questions" in kept
-    assert f"{part[1]['train']['steps']} steps of 8 x 256" in kept
+    (gain, *ends) = re.findall(r"by (0\.\d+) nats \[(0\.\d+), (0\.\d+)\]", screen)[0]
+    (row,) = re.findall(r"no_loop minus mixer_loop \| \+(\S+) \| \+(\S+) to \+(\S+)", kept)
+    assert [f"{float(number):.2f}" for number in row] == [gain, *ends]
+
+
+def test_the_quick_study_is_described_as_it_is():
+    kept = (ROOT / "docs" / "results" / "quick.md").read_text()
+    hops, text = tomllib.loads((ROOT / "studies" / "quick.toml").read_text())["parts"]
+    assert f"{hops['train']['tokens']:,} tokens in batches of {hops['train']['global_batch']}" in (
+        " ".join(kept.split())
+    )
+    assert f"{text['train']['tokens']:,} tokens, which are 27 a parameter" in " ".join(kept.split())
+    rates = {arm["schedule"]: arm["train"]["peak_lr"] for arm in hops["arms"]}
+    columns = [1e-3, 2e-3, 4e-3]
+    sweep = kept.partition("## The learning rates")[2]
+    for loop, rate in rates.items():
+        (row,) = re.findall(rf"^\| {loop} \|(.*)$", sweep, re.MULTILINE)
+        bold = [index for index, cell in enumerate(row.split("|")[:3]) if "**" in cell]
+        assert [columns[index] for index in bold] == [rate], loop
 
 
 @pytest.mark.parametrize("target", re.findall(r"\]\((?!http)([^)]+)\)", README))

@@ -27,6 +27,7 @@ name = "hops"
 config = "small.toml"
 prepare = ["hops"]
 seeds = [1, 2]
+measure = ["nll", "task"]
 tokens = [400, 1e3]
 tune = { "train.peak_lr" = [1e-5, 1e-2] }
 tune_tokens = 500
@@ -187,6 +188,10 @@ def test_the_report_has_the_sweep_a_warning_at_its_edge_and_every_comparison(don
     assert "hops: tuning" in report
     assert "at the edge of its sweep" in report
     assert "hops: by size and budget" in report
+    assert "What each model gains or loses against no_loop, by budget" in report
+    assert (done / "out/figures/hops-gaps.svg").exists()
+    assert "**Accuracy by hops, as trained**\n\n| model | 1 | 2 | 3 | 4 |" in report
+    assert (done / "out/figures/hops-small-1k-difficulty.svg").exists()
     for part in ("hops-small-400", "hops-small-1k"):
         comparison = read_typed(
             Comparison, done / f"out/{part}/comparison.json", again="compare again"

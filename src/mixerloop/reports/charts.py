@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mixerloop.evaluation.hops_result import HopsAccuracy, HopsResult
 from mixerloop.evaluation.nll_result import NllResult
 from mixerloop.reports.figure import Figure, Row, data, dressed, model_color
-from mixerloop.reports.student_t import over_runs
+from mixerloop.reports.student_t import share_over_runs
 from mixerloop.reports.study_results import PartResults, PrefillCase
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def hops(part: PartResults) -> Figure | None:
                 by_number.setdefault(hop.hops, []).append(hop)
         for number, of_seeds in by_number.items():
             guess[number] = of_seeds[0].guess
-            accuracy = over_runs([hop.accuracy for hop in of_seeds])
+            accuracy = share_over_runs([hop.accuracy for hop in of_seeds])
             rows.append(
                 {
                     "model": arm.name,

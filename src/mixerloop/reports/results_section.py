@@ -13,8 +13,9 @@ from mixerloop.evaluation.nll_result import NllResult
 from mixerloop.measures import measure_of, score_named
 from mixerloop.reports import charts
 from mixerloop.reports.elements import Element, Findings, Table
-from mixerloop.reports.student_t import over_runs
+from mixerloop.reports.student_t import over_runs, share_over_runs
 from mixerloop.reports.study_results import ArmResults, PartResults
+from mixerloop.reports.task_section import by_difficulty
 from mixerloop.results import Estimate, PartialEstimate, Result, p_value_text
 from mixerloop.transport.result import TransportResult
 
@@ -44,6 +45,7 @@ def results(part: PartResults) -> Iterator[Element]:
         ]
         if warnings:
             yield Findings([f"Take care: {warning}." for warning in warnings])
+    yield from by_difficulty(part)
     for figure in (charts.hops(part), charts.curves(part), charts.against_cost(part)):
         if figure is not None:
             yield figure
@@ -164,7 +166,7 @@ def _accuracy(arm: ArmResults, hops: int) -> str:
         for hop in result.accuracy_by_hop
         if hop.hops == hops
     ]
-    return shown_over_runs(accuracies, ".3f")
+    return _shown(share_over_runs(accuracies), ".3f") if accuracies else ""
 
 
 def _core(scores: Sequence[Estimate | None]) -> str:
@@ -221,7 +223,10 @@ def shown_over_runs(estimates: Sequence[Estimate], how: str) -> str:
     """The mean over runs with its interval, in the format `how`; empty without runs."""
     if not estimates:
         return ""
-    mean = over_runs(estimates)
+    return _shown(over_runs(estimates), how)
+
+
+def _shown(mean: Estimate, how: str) -> str:
     return f"{mean.value:{how}} [{mean.lower:{how}}, {mean.upper:{how}}]"
 
 

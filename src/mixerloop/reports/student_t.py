@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mixerloop.results import Estimate
 
@@ -30,3 +31,9 @@ def over_runs(estimates: Sequence[Estimate]) -> Estimate:
     if len(estimates) == 1:
         return estimates[0]
     return mean_and_interval([estimate.value for estimate in estimates])
+
+
+def share_over_runs(estimates: Sequence[Estimate]) -> Estimate:
+    """`over_runs` of shares, whose interval ends at 0 and 1."""
+    found = over_runs(estimates)
+    return replace(found, lower=max(found.lower, 0.0), upper=min(found.upper, 1.0))
