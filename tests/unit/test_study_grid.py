@@ -191,7 +191,7 @@ def test_the_report_has_the_sweep_a_warning_at_its_edge_and_every_comparison(don
     assert "What each model gains or loses against no_loop, by budget" in report
     assert (done / "out/figures/hops-gaps.svg").exists()
     assert "**Accuracy by hops, as trained**\n\n| model | 1 | 2 | 3 | 4 |" in report
-    assert (done / "out/figures/hops-small-1k-difficulty.svg").exists()
+    assert (done / "out/figures/hops-small-1k-accuracy.svg").exists()
     for part in ("hops-small-400", "hops-small-1k"):
         comparison = read_typed(
             Comparison, done / f"out/{part}/comparison.json", again="compare again"

@@ -4,17 +4,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mixerloop.evaluation.hops_result import HopsAccuracy, HopsResult
 from mixerloop.evaluation.nll_result import NllResult
 from mixerloop.reports.figure import Figure, Row, data, dressed, model_color
-from mixerloop.reports.student_t import share_over_runs
 from mixerloop.reports.study_results import PartResults, PrefillCase
 
 if TYPE_CHECKING:
     import altair as alt
 
 WIDTH, HEIGHT = 380, 240
-GUESS = "a guess"
 SIZE_COLORS = ("#2f6fdb", "#8d5bc4", "#3a9b6f", "#e08a1e")
 
 
@@ -107,54 +104,6 @@ def _cost_chart(rows: list[Row], names: list[str]) -> "alt.TopLevelMixin":
         )
         panels.append(points.properties(width=WIDTH - 50, height=HEIGHT))
     return dressed(alt.hconcat(*panels))
-
-
-def hops(part: PartResults) -> Figure | None:
-    """Accuracy by the number of hops, one line per model, the mean of its seeds."""
-    rows: list[Row] = []
-    guess: dict[int, float] = {}
-    for arm in part.arms:
-        by_number: dict[int, list[HopsAccuracy]] = {}
-        for result in arm.measured(HopsResult):
-            for hop in result.accuracy_by_hop:
-                by_number.setdefault(hop.hops, []).append(hop)
-        for number, of_seeds in by_number.items():
-            guess[number] = of_seeds[0].guess
-            accuracy = share_over_runs([hop.accuracy for hop in of_seeds])
-            rows.append(
-                {
-                    "model": arm.name,
-                    "hops": number,
-                    "accuracy": accuracy.value,
-                    "low": accuracy.lower,
-                    "high": accuracy.upper,
-                }
-            )
-    if not rows:
-        return None
-    rows += [
-        {"model": GUESS, "hops": number, "accuracy": value, "low": value, "high": value}
-        for number, value in guess.items()
-    ]
-    chart = partial(_hops_chart, rows, [*_names(part), GUESS])
-    return Figure(f"{part.name}-accuracy", "Accuracy by hop", rows, chart)
-
-
-def _hops_chart(rows: list[Row], names: list[str]) -> "alt.TopLevelMixin":
-    import altair as alt
-
-    base = alt.Chart(data(rows)).encode(
-        x=alt.X("hops:O", title="hops a question takes", axis=alt.Axis(labelAngle=0)),
-        color=model_color(names),
-    )
-    line = base.mark_line(point=alt.OverlayMarkDef(size=45)).encode(
-        y=alt.Y("accuracy:Q", title="answered right", scale=alt.Scale(domain=[0, 1])),
-        strokeDash=alt.condition(alt.datum["model"] == GUESS, alt.value([5, 4]), alt.value([1, 0])),
-        tooltip=["model:N", "hops:O", "accuracy:Q", "low:Q", "high:Q"],
-    )
-    interval = base.mark_rule(strokeWidth=2, opacity=0.45).encode(y="low:Q", y2="high:Q")
-    chart = alt.layer(interval, line).properties(width=2 * WIDTH - 40, height=HEIGHT)
-    return dressed(chart)
 
 
 def prefill(cases: Sequence[PrefillCase]) -> Figure:

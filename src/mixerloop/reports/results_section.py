@@ -46,7 +46,7 @@ def results(part: PartResults) -> Iterator[Element]:
         if warnings:
             yield Findings([f"Take care: {warning}." for warning in warnings])
     yield from by_difficulty(part)
-    for figure in (charts.hops(part), charts.curves(part), charts.against_cost(part)):
+    for figure in (charts.curves(part), charts.against_cost(part)):
         if figure is not None:
             yield figure
 

@@ -4,33 +4,34 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mixerloop.evaluation.hops_result import HOPS, HopsResult
 from mixerloop.evaluation.task_result import GroupAccuracy, TaskResult
 from mixerloop.reports.elements import Element, Table
 from mixerloop.reports.figure import Figure, Row, data, dressed, model_color
 from mixerloop.reports.student_t import share_over_runs
-from mixerloop.reports.study_results import PartResults
+from mixerloop.reports.study_results import ArmResults, PartResults
 
 if TYPE_CHECKING:
     import altair as alt
 
-WIDTH, HEIGHT = 330, 240
+WIDTH, HEIGHT = 350, 240
 GUESS = "a guess"
+Groups = Sequence[GroupAccuracy]
 SPLITS = ("as trained", "longer than trained")
 
 
 def by_difficulty(part: PartResults) -> Iterator[Element]:
-    """A figure and a table for each split; nothing for a part without a task."""
+    """A figure, and a table for each split; nothing for a part without a task."""
     rows = list(_rows(part))
     if not rows:
         return
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
-    unit = part.measured(TaskResult)[0].group_name
-    yield Figure(
-        f"{part.name}-difficulty",
-        f"Accuracy by {unit}",
-        rows,
-        partial(_chart, rows, models, unit),
-    )
+    tasks = part.measured(TaskResult)
+    unit = tasks[0].group_name if tasks else HOPS
+    chart = partial(_chart, rows, models, unit)
+    yield Figure(f"{part.name}-accuracy", f"Accuracy by {unit}", rows, chart)
+    if not tasks:  # the table of results has columns for `hops`
+        return
     for split in dict.fromkeys(str(row["split"]) for row in rows):
         of_split = [row for row in rows if row["split"] == split]
         groups = list(dict.fromkeys(row["group"] for row in of_split))
@@ -45,15 +46,7 @@ def by_difficulty(part: PartResults) -> Iterator[Element]:
 def _rows(part: PartResults) -> Iterator[Row]:
     guesses: dict[tuple[str, int], float] = {}
     for arm in part.arms:
-        results = arm.measured(TaskResult)
-        for split, of_runs in zip(
-            SPLITS,
-            (
-                [result.accuracy_by_group for result in results],
-                [result.longer_accuracy_by_group for result in results],
-            ),
-            strict=True,
-        ):
+        for split, of_runs in zip(SPLITS, _accuracies(arm), strict=True):
             for group, of_seeds in _by_group(of_runs).items():
                 guesses[split, group] = of_seeds[0].guess
                 mean = share_over_runs([one.accuracy for one in of_seeds])
@@ -70,7 +63,27 @@ def _rows(part: PartResults) -> Iterator[Row]:
         yield {"model": GUESS, "split": split, "group": group, **same}
 
 
-def _by_group(of_runs: Sequence[Sequence[GroupAccuracy]]) -> dict[int, list[GroupAccuracy]]:
+def _accuracies(arm: ArmResults) -> tuple[list[Groups], list[Groups]]:
+    """The accuracy of each run in both splits; by the measure `hops` if there is no `task`."""
+    results = arm.measured(TaskResult)
+    if not results:
+        return [_as_groups(result) for result in arm.measured(HopsResult)], []
+    return (
+        [result.accuracy_by_group for result in results],
+        [result.longer_accuracy_by_group for result in results],
+    )
+
+
+def _as_groups(result: HopsResult) -> Groups:
+    return [
+        GroupAccuracy(
+            group=hop.hops, questions=hop.questions, accuracy=hop.accuracy, guess=hop.guess
+        )
+        for hop in result.accuracy_by_hop
+    ]
+
+
+def _by_group(of_runs: Sequence[Groups]) -> dict[int, list[GroupAccuracy]]:
     found: dict[int, list[GroupAccuracy]] = {}
     for accuracies in of_runs:
         for one in accuracies:
@@ -88,7 +101,8 @@ def _chart(rows: list[Row], models: list[str], unit: str) -> "alt.TopLevelMixin"
     import altair as alt
 
     panels = []
-    for split in dict.fromkeys(str(row["split"]) for row in rows):
+    splits = dict.fromkeys(str(row["split"]) for row in rows)
+    for split in splits:
         of_split = [row for row in rows if row["split"] == split]
         base = alt.Chart(data(of_split)).encode(
             x=alt.X("group:O", title=unit, axis=alt.Axis(labelAngle=0)),
@@ -103,5 +117,6 @@ def _chart(rows: list[Row], models: list[str], unit: str) -> "alt.TopLevelMixin"
         )
         interval = base.mark_rule(strokeWidth=2, opacity=0.4).encode(y="low:Q", y2="high:Q")
         panel = alt.layer(interval, line)
-        panels.append(panel.properties(width=WIDTH, height=HEIGHT, title=split))
+        sizes = {"width": WIDTH, "title": split} if len(splits) > 1 else {"width": 2 * WIDTH}
+        panels.append(panel.properties(height=HEIGHT, **sizes))
     return dressed(alt.hconcat(*panels))
