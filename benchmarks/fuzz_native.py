@@ -33,6 +33,7 @@ def main() -> None:
     for number in range(options.cases):
         instruction_set, dtype = kinds[number % len(kinds)]
         os.environ[native_library.SET_VARIABLE] = instruction_set
+        native_library.reread_instruction_set()
         errors = {
             "rule": tests.largest_error(tests.random_case(generator), dtype),
             "mixer": mixing.largest_error(mixing.random_case(generator, dtype), dtype),

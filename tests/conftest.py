@@ -78,7 +78,10 @@ def tiny() -> ModelConfig:
 @pytest.fixture(
     params=[pytest.param(name, marks=need.mark) for name, need in needs.INSTRUCTION_SETS.items()]
 )
-def instruction_set(request, monkeypatch) -> str:
+def instruction_set(request, monkeypatch) -> Iterator[str]:
     """Run a test with each instruction set the compiled kernels were built for."""
-    monkeypatch.setenv(native_library.SET_VARIABLE, request.param)
-    return request.param
+    with monkeypatch.context() as patch:
+        patch.setenv(native_library.SET_VARIABLE, request.param)
+        native_library.reread_instruction_set()
+        yield request.param
+    native_library.reread_instruction_set()

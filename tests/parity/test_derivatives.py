@@ -25,6 +25,7 @@ from mixerloop.ops.gated_delta_mixing import (
     mixing_without_context,
 )
 from mixerloop.ops.gated_delta_rule import gated_delta_rule
+from mixerloop.ops.linear_attention import linear_attention
 from mixerloop.ops.rms_norm import rms_norm
 from mixerloop.ops.short_convolution import short_convolution
 from mixerloop.ops.sliced_cross_entropy import sliced_cross_entropy, token_losses
@@ -65,6 +66,16 @@ def rule_inputs(seq: int = 6, *, heads: int = 2, d_key: int = 3, d_value: int = 
 def rule(*tensors: Tensor, form: Any) -> tuple[Tensor, ...]:
     names = ("query", "key", "value", "log_decay", "write_strength", "initial_state")
     return gated_delta_rule(**dict(zip(names, tensors, strict=True)), form=form)
+
+
+def family_inputs(seq: int = 6) -> list[Tensor]:
+    query, key, value, _, _, state = rule_inputs(seq)
+    return [query, key, value, -uniform(*key.shape), uniform(*key.shape) * key, state]
+
+
+def family(*tensors: Tensor, form: Any) -> tuple[Tensor, ...]:
+    names = ("query", "key", "value", "log_decay", "erase_key", "initial_state")
+    return linear_attention(**dict(zip(names, tensors, strict=True)), form=form)
 
 
 def mixing_inputs(*, seq: int = 5, d_key: int = 3, d_value: int = 3) -> list[Tensor]:
@@ -129,6 +140,12 @@ OPERATORS = {
         lambda: rule_inputs(1),
         ("definition", "torch", "native"),
         "gated_delta_rule: form native has no .*; use form torch or definition",
+    ),
+    "linear_attention": Operator(
+        family,
+        family_inputs,
+        ("definition", "torch", "native"),
+        "linear_attention: form native has no .*; use form torch or definition",
     ),
     "gated_delta_mixing": Operator(
         mixing,
@@ -495,7 +512,7 @@ def test_derivatives_that_fla_lacks_are_refused(monkeypatch):
     """Its kernels need a GPU: their place is taken by a function that loses its second derivative,
     as they do."""
 
-    def kernel(query, key, value, *, g, beta, scale, initial_state, output_final_state):
+    def kernel(*, q, k, v, g, beta, scale, initial_state, output_final_state):
         class Detached(torch.autograd.Function):
             @staticmethod
             def forward(ctx, *inputs):
@@ -508,13 +525,13 @@ def test_derivatives_that_fla_lacks_are_refused(monkeypatch):
                     xs = [x.detach().requires_grad_() for x in ctx.saved_tensors]
                     return gradients(rule(*xs, form="definition"), xs, d_results)
 
-        return Detached.apply(query, key, value, g, beta, initial_state)
+        return Detached.apply(q, k, v, g, beta, initial_state)
 
     def run(*inputs):
         names = ("query", "key", "value", "log_decay", "write_strength", "initial_state")
         return fla.fla_gated_delta_rule(**dict(zip(names, inputs, strict=True)))
 
-    monkeypatch.setattr(fla, "_kernels", lambda: (kernel, kernel))
+    monkeypatch.setattr(fla, "_kernel", lambda member, sort: kernel)
     inputs = [x.float() for x in rule_inputs()]
     xs, others = leaves(inputs), leaves(inputs)
     got = gradients(scalar(run)(*xs), xs)

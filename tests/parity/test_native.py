@@ -113,16 +113,6 @@ def test_the_number_of_threads_changes_no_bit():
 
 
 @needs.KERNEL.mark
-def test_torch_knows_the_operator():
-    inputs = random_case(torch.Generator().manual_seed(1))
-    leaves = [tensor.requires_grad_() for tensor in inputs.values()]
-    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(
-        torch.ops.mixerloop.gated_delta_rule.default, (*leaves, True), test_utils=checks
-    )
-
-
-@needs.KERNEL.mark
 def test_an_instruction_set_this_machine_lacks_is_refused(monkeypatch):
     monkeypatch.setenv(native_library.SET_VARIABLE, "avx1024")
     with pytest.raises(ValueError, match="this machine has no 'avx1024'; it has portable"):

@@ -5,6 +5,9 @@ Per head, with key k, query q, value v, write strength b in [0, 2] and log decay
 
     S <- exp(g) S + k (b (v - exp(g) S^T k))^T        o = S^T q
 
+A log decay for each channel of the keys, as in Kimi delta attention, scales the rows of S. This is
+the member of `linear_attention` that erases with its own key: e = b k, and values b v.
+
 Normalising and scaling query and key is the caller's work. The state and all sums are float32, or
 float64 when any input is; the output has the type of `value`.
 
@@ -18,26 +21,20 @@ not finite, then the gradients of the earlier tokens are NaN, except those of th
 """
 
 from collections.abc import Callable
-from functools import reduce
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mixerloop.config import Form, FormChoice
 from mixerloop.ops import fla, native_library
 from mixerloop.ops.chunked import chunked_gated_delta_rule
+from mixerloop.ops.chunked_linear_attention import chunked_linear_attention
 from mixerloop.ops.fla import fla_gated_delta_rule
-from mixerloop.ops.native import native_gated_delta_rule
-from mixerloop.ops.recurrent import recurrent_gated_delta_rule
+from mixerloop.ops.native import native_linear_attention, run_directly
+from mixerloop.ops.recurrent import recurrent_gated_delta_rule, recurrent_linear_attention
+from mixerloop.ops.rule_call import run_form
 from mixerloop.parsing import one_of
 
-_FORMS: dict[Form, Callable[..., tuple[Tensor, Tensor]]] = {
-    "definition": recurrent_gated_delta_rule,
-    "torch": chunked_gated_delta_rule,
-    "native": native_gated_delta_rule,
-    "fla": fla_gated_delta_rule,
-}
 HAVE_NATIVE = (None, "cpu", "meta")
 """Devices of the compiled kernels; on `meta` they give shapes."""
 
@@ -69,18 +66,52 @@ def choose_form(choice: FormChoice, device_type: str | None = None) -> Form:
     return chosen
 
 
+Rule = Callable[..., tuple[Tensor, Tensor]]
+
+
+def _by_head_or_channel(by_head: Rule, by_channel: Rule) -> Rule:
+    """The first rule; where channels decay, the second with erase keys b k and values b v."""
+
+    def run(*, key: Tensor, value: Tensor, log_decay: Tensor, write_strength: Tensor, **others):
+        if log_decay.ndim == 3:
+            return by_head(
+                key=key, value=value, log_decay=log_decay, write_strength=write_strength, **others
+            )
+        strength = write_strength[..., None]
+        return by_channel(
+            key=key, value=strength * value, log_decay=log_decay, erase_key=strength * key, **others
+        )
+
+    return run
+
+
+_FORMS: dict[Form, Rule] = {
+    "definition": _by_head_or_channel(recurrent_gated_delta_rule, recurrent_linear_attention),
+    "torch": _by_head_or_channel(chunked_gated_delta_rule, chunked_linear_attention),
+    "native": native_linear_attention,
+    "fla": fla_gated_delta_rule,
+}
+
+
 def gated_delta_rule(
     *,
     query: Float[Tensor, "batch seq heads d_key"],
     key: Float[Tensor, "batch seq heads d_key"],
     value: Float[Tensor, "batch seq heads d_value"],
-    log_decay: Float[Tensor, "batch seq heads"],
+    log_decay: Float[Tensor, "batch seq heads *d_key"],
     write_strength: Float[Tensor, "batch seq heads"],
     initial_state: Float[Tensor, "batch heads d_key d_value"] | None = None,
     form: FormChoice = "auto",
 ) -> tuple[Float[Tensor, "batch seq heads d_value"], Float[Tensor, "batch heads d_key d_value"]]:
     """Run the rule over a sequence; returns the outputs and the state after the last token."""
-    _check(
+    if form in ("auto", "native"):
+        done = run_directly(query, key, value, log_decay, None, write_strength, initial_state)
+        if done is not None:
+            return done
+    chosen = choose_form(form, value.device.type)
+    return run_form(
+        _FORMS[chosen],
+        chosen,
         query=query,
         key=key,
         value=value,
@@ -88,50 +119,3 @@ def gated_delta_rule(
         write_strength=write_strength,
         initial_state=initial_state,
     )
-    given = [query, key, value, log_decay, write_strength]
-    if initial_state is not None:
-        given.append(initial_state)
-    state_dtype = reduce(torch.promote_types, (t.dtype for t in given), torch.float32)
-    if initial_state is None:
-        batch, _, heads, d_key = key.shape
-        initial_state = value.new_zeros(batch, heads, d_key, value.shape[-1], dtype=state_dtype)
-    chosen = choose_form(form, value.device.type)
-    narrow = chosen in ("native", "fla") and {query.dtype, key.dtype, value.dtype} == {
-        torch.bfloat16
-    }
-    token_dtype = torch.bfloat16 if narrow and state_dtype == torch.float32 else state_dtype
-    with torch.autocast(value.device.type, enabled=False):
-        output, final_state = _FORMS[chosen](
-            query=query.to(token_dtype),
-            key=key.to(token_dtype),
-            value=value.to(token_dtype),
-            log_decay=log_decay.to(state_dtype),
-            write_strength=write_strength.to(state_dtype),
-            initial_state=initial_state.to(state_dtype),
-        )
-    return output.to(value.dtype), final_state
-
-
-def _check(**tensors: Tensor | None) -> None:
-    """Reject tensors whose shapes or types do not fit together, by name."""
-    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    for name, tensor in present.items():
-        if not tensor.is_floating_point():
-            raise ValueError(f"{name} must be floating point, got {tensor.dtype}")
-    key, value = present["key"], present["value"]
-    if key.ndim != 4 or value.ndim != 4:
-        raise ValueError("key and value must have the shape [batch, seq, heads, width]")
-    batch, seq, heads, d_key = key.shape
-    if seq == 0:
-        raise ValueError("the sequence is empty")
-    expected = {
-        "query": (batch, seq, heads, d_key),
-        "value": (batch, seq, heads, value.shape[-1]),
-        "log_decay": (batch, seq, heads),
-        "write_strength": (batch, seq, heads),
-        "initial_state": (batch, heads, d_key, value.shape[-1]),
-    }
-    for name, shape in expected.items():
-        if name in present and tuple(present[name].shape) != shape:
-            got = tuple(present[name].shape)
-            raise ValueError(f"{name} must have the shape {shape} to fit key and value, got {got}")

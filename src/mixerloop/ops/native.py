@@ -1,11 +1,10 @@
-"""The gated delta rule in C++: the chunk equations with all data of a head in cache.
+"""Linear attention in C++: the chunk equations with all data of a head in cache.
 
 Two operators registered with torch, so that autograd, `torch.compile` and fake tensors know them.
 The forward keeps the state of every 64th token; the backward runs the tokens between again. There
-are gradients and no other derivatives.
+are gradients and no other derivatives. The gated delta rule is the same operator, with a write
+strength in place of an erase key.
 """
-
-from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -13,141 +12,238 @@ from torch import Tensor
 
 from mixerloop.ops import native_library
 from mixerloop.ops.derivatives import GradientOnly
-from mixerloop.ops.native_library import GROUP_TOKENS
+from mixerloop.ops.native_library import GROUP_TOKENS, OPERATORS, TYPES
 
-_DERIVATIVES = GradientOnly("gated_delta_rule", "native", instead="form torch or definition")
+_FORWARD, _LAYOUT = OPERATORS.index("rule"), native_library.CALLS["rule"]
+_TYPE_NUMBERS = {dtype: number for number, dtype in enumerate(TYPES)}
+_WIDE = {dtype: torch.promote_types(dtype, torch.float32) for dtype in TYPES}
+_OPTIONAL = ("log_decay", "erase_key", "write_strength", "initial_state")
+_ALL = ("query", "key", "value", *_OPTIONAL)
+SMALL = 2**17
+"""Numbers in all states, times tokens, below which a second thread costs more than it saves."""
 
 
-def native_gated_delta_rule(
+def native_linear_attention(
     *,
     query: Float[Tensor, "batch seq heads d_key"],
     key: Float[Tensor, "batch seq heads d_key"],
     value: Float[Tensor, "batch seq heads d_value"],
-    log_decay: Float[Tensor, "batch seq heads"],
-    write_strength: Float[Tensor, "batch seq heads"],
-    initial_state: Float[Tensor, "batch heads d_key d_value"],
+    log_decay: Float[Tensor, "batch seq heads *d_key"] | None = None,
+    erase_key: Float[Tensor, "batch seq heads d_key"] | None = None,
+    write_strength: Float[Tensor, "batch seq heads"] | None = None,
+    initial_state: Float[Tensor, "batch heads d_key d_value"] | None = None,
 ) -> tuple[Float[Tensor, "batch seq heads d_value"], Float[Tensor, "batch heads d_key d_value"]]:
     """The rule in float32, or float64 when all inputs are float64.
 
-    Query, key and value have the same type, which may be bfloat16; the rest is never narrower than
-    float32. The output has the type of `value`.
+    Query, key, value and erase key have the same type, which may be bfloat16; the rest is never
+    narrower than float32. The output has the type of `value`. There is an erase key, or a write
+    strength b, with which the erase key is b times the key and the value b times `value`.
     """
-    inputs = (query, key, value, log_decay, write_strength, initial_state)
-    _DERIVATIVES.check(*inputs)
-    output, final_state, _ = _forward(*inputs, native_library.keeps_states(*inputs))
+    inputs = (query, key, value, log_decay, erase_key, write_strength, initial_state)
+    given = [tensor for tensor in inputs if tensor is not None]
+    _derivatives(write_strength).check(*given)
+    output, final_state, _ = _forward(*inputs, native_library.keeps_states(*given))
     return output, final_state
 
 
-@torch.library.custom_op("mixerloop::gated_delta_rule", mutates_args=(), device_types="cpu")
+def _derivatives(write_strength: Tensor | None) -> GradientOnly:
+    operator = "linear_attention" if write_strength is None else "gated_delta_rule"
+    return GradientOnly(operator, "native", instead="form torch or definition")
+
+
+def run_directly(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor | None,
+    erase_key: Tensor | None,
+    write_strength: Tensor | None,
+    initial_state: Tensor | None,
+) -> tuple[Tensor, Tensor] | None:
+    """The rule without torch's dispatcher, where all inputs are plain and fit; else None.
+
+    For a single token all that surrounds the kernel would take far longer than the kernel. This is
+    one pass over the inputs: whatever is out of the ordinary is left to the long way round.
+    """
+    dtype, shape = value.dtype, key.shape
+    wide = _WIDE.get(dtype)
+    if wide is None or len(shape) != 4 or query.shape != shape:
+        return None
+    batch, seq, heads, d_key = shape
+    d_value = value.shape[-1]
+    if seq == 0 or value.shape != (batch, seq, heads, d_value):
+        return None
+    if query.dtype is not dtype or key.dtype is not dtype:
+        return None
+    given = [query, key, value]
+    by_channel = False
+    if log_decay is not None:
+        by_channel = log_decay.ndim == 4
+        if log_decay.dtype is not wide or log_decay.shape != (shape if by_channel else shape[:3]):
+            return None
+        given.append(log_decay)
+    if erase_key is not None:
+        if erase_key.dtype is not dtype or erase_key.shape != shape:
+            return None
+        given.append(erase_key)
+    if write_strength is not None:
+        if write_strength.dtype is not wide or write_strength.shape != shape[:3]:
+            return None
+        given.append(write_strength)
+    if initial_state is not None:
+        if initial_state.dtype is not wide or initial_state.shape != (batch, heads, d_key, d_value):
+            return None
+        given.append(initial_state)
+    if native_library.library() is None or not native_library.goes_past_dispatcher(*given):
+        return None
+    for tensor in given:
+        if not tensor.is_contiguous():
+            return None
+    output = torch.empty(value.shape, dtype=dtype)
+    final_state = torch.empty((batch, heads, d_key, d_value), dtype=wide)
+    work = batch * seq * heads * d_key * d_value
+    native_library.start(
+        _FORWARD,
+        _TYPE_NUMBERS[dtype],
+        _LAYOUT.pack(
+            *(batch, seq, heads, d_key, d_value, by_channel),
+            *(query.data_ptr(), key.data_ptr(), value.data_ptr()),
+            0 if log_decay is None else log_decay.data_ptr(),
+            0 if erase_key is None else erase_key.data_ptr(),
+            0 if write_strength is None else write_strength.data_ptr(),
+            0 if initial_state is None else initial_state.data_ptr(),
+            *(output.data_ptr(), final_state.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        ),
+        1 if work < SMALL else torch.get_num_threads(),
+    )
+    return output, final_state
+
+
+@torch.library.custom_op("mixerloop::linear_attention", mutates_args=(), device_types="cpu")
 def _forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    log_decay: Tensor,
-    write_strength: Tensor,
-    initial_state: Tensor,
+    log_decay: Tensor | None,
+    erase_key: Tensor | None,
+    write_strength: Tensor | None,
+    initial_state: Tensor | None,
     keep_states: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    output, final_state, states = _empty_results(key, value, initial_state, keep_states)
-    tokens = (query, key, value, log_decay, write_strength)
-    writes = {"output": output, "final_state": final_state}
+    output, final_state, states = _empty_results(key, value, keep_states)
+    optional = (log_decay, erase_key, write_strength, initial_state)
     native_library.run(
         "rule",
         value.dtype,
-        *_sizes(key, value),
-        reads={**_named(tokens), "initial_state": initial_state},
-        writes=writes | ({"states": states} if keep_states else {}),
+        *_sizes(key, value, log_decay),
+        reads=_named(query, key, value, optional),
+        writes={"output": output, "final_state": final_state}
+        | ({"states": states} if keep_states else {}),
     )
     return output, final_state, states
 
 
 @_forward.register_fake
-def _(query, key, value, log_decay, write_strength, initial_state, keep_states):
-    return _empty_results(key, value, initial_state, keep_states)
+def _(query, key, value, log_decay, erase_key, write_strength, initial_state, keep_states):
+    return _empty_results(key, value, keep_states)
 
 
 @torch.library.custom_op(
-    "mixerloop::gated_delta_rule_backward", mutates_args=(), device_types="cpu"
+    "mixerloop::linear_attention_backward", mutates_args=(), device_types="cpu"
 )
 def _backward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    log_decay: Tensor,
-    write_strength: Tensor,
+    log_decay: Tensor | None,
+    erase_key: Tensor | None,
+    write_strength: Tensor | None,
     states: Tensor,
     d_output: Tensor,
     d_final_state: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients in the order of the forward's arguments, empty where an argument was left out."""
     assert states.shape[2] == _num_groups(key)
-    results = _empty_gradients(query, key, value, log_decay, write_strength, d_final_state)
-    tokens = (query, key, value, log_decay, write_strength)
-    *d_tokens, d_initial_state = results
+    reads = _named(query, key, value, (log_decay, erase_key, write_strength, None))
+    results = _empty_gradients(
+        query, key, value, log_decay, erase_key, write_strength, d_final_state
+    )
+    named = {f"d_{name}": x for name, x in zip(_ALL, results, strict=True) if x.numel() > 0}
     native_library.run(
         "rule",
         value.dtype,
-        *_sizes(key, value),
+        *_sizes(key, value, log_decay),
         backward=True,
-        reads={
-            **_named(tokens),
-            "states": states,
-            "d_output": d_output,
-            "d_final_state": d_final_state,
-        },
-        writes={**_named(d_tokens, "d_"), "d_initial_state": d_initial_state},
+        reads=reads | {"states": states, "d_output": d_output, "d_final_state": d_final_state},
+        writes=named,
     )
     return results
 
 
 @_backward.register_fake
-def _(query, key, value, log_decay, write_strength, states, d_output, d_final_state):
-    return _empty_gradients(query, key, value, log_decay, write_strength, d_final_state)
+def _(query, key, value, log_decay, erase_key, write_strength, states, d_output, d_final_state):
+    return _empty_gradients(query, key, value, log_decay, erase_key, write_strength, d_final_state)
 
 
 def _keep(ctx, inputs, output) -> None:
-    *tokens, _, _ = inputs
+    *tokens, initial_state, _ = inputs
+    ctx.has_initial_state = initial_state is not None
     ctx.save_for_backward(*tokens, output[2])
 
 
 def _gradients(ctx, d_output, d_final_state, _d_states):
-    _DERIVATIVES.check(d_output, d_final_state)
-    gradients = _backward(*ctx.saved_tensors, d_output, d_final_state)
-    return *gradients, None
+    *tokens, states = ctx.saved_tensors
+    _derivatives(tokens[-1]).check(d_output, d_final_state)
+    gradients = _backward(*tokens, states, d_output, d_final_state)
+    present = [*(tensor is not None for tensor in tokens), ctx.has_initial_state]
+    return *(x if there else None for x, there in zip(gradients, present, strict=True)), None
+
+
+def _name_operator(ctx, inputs, output) -> None:
+    ctx.derivatives = _derivatives(inputs[5])
+
+
+def _refuse_second(ctx, *_) -> None:
+    ctx.derivatives.refuse_second()
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)
-_backward.register_autograd(_DERIVATIVES.refuse_second)
+_backward.register_autograd(_refuse_second, setup_context=_name_operator)
 
 
-def _named(tokens: Sequence[Tensor], prefix: str = "") -> dict[str, Tensor]:
-    names = ("query", "key", "value", "log_decay", "write_strength")
-    return {prefix + name: tensor for name, tensor in zip(names, tokens, strict=True)}
+def _named(
+    query: Tensor, key: Tensor, value: Tensor, optional: tuple[Tensor | None, ...]
+) -> dict[str, Tensor]:
+    present = {
+        name: tensor for name, tensor in zip(_OPTIONAL, optional, strict=True) if tensor is not None
+    }
+    return {"query": query, "key": key, "value": value, **present}
 
 
-def _sizes(key: Tensor, value: Tensor) -> tuple[int, int, int, int, int]:
-    batch, seq, heads, d_key = key.shape
-    return batch, seq, heads, d_key, value.shape[-1]
+def _sizes(key: Tensor, value: Tensor, log_decay: Tensor | None) -> tuple[int, ...]:
+    by_channel = log_decay is not None and log_decay.ndim == 4
+    return *key.shape, value.shape[-1], by_channel
 
 
 def _num_groups(key: Tensor) -> int:
     return -(-key.shape[1] // GROUP_TOKENS)
 
 
-def _empty_results(
-    key: Tensor, value: Tensor, initial_state: Tensor, keep_states: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    batch, _, heads, d_key, d_value = _sizes(key, value)
-    groups = _num_groups(key) if keep_states else 0
-    return (
-        _empty(value),
-        _empty(initial_state),
-        initial_state.new_empty(batch, heads, groups, d_key, d_value),
+def _empty_results(key: Tensor, value: Tensor, keep_states: bool) -> tuple[Tensor, Tensor, Tensor]:
+    batch, _, heads, d_key = key.shape
+    wide = torch.promote_types(value.dtype, torch.float32)
+    state = (batch, heads, d_key, value.shape[-1])
+    kept = (batch, heads, _num_groups(key) if keep_states else 0, d_key, value.shape[-1])
+    return _empty(value), value.new_empty(state, dtype=wide), value.new_empty(kept, dtype=wide)
+
+
+def _empty_gradients(
+    query: Tensor, *others: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    d_key, d_value, d_log_decay, d_erase_key, d_write_strength, d_state = (
+        query.new_empty(0) if tensor is None else _empty(tensor) for tensor in others
     )
-
-
-def _empty_gradients(*tensors: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    query, key, value, log_decay, write_strength, state = map(_empty, tensors)
-    return query, key, value, log_decay, write_strength, state
+    return _empty(query), d_key, d_value, d_log_decay, d_erase_key, d_write_strength, d_state
 
 
 def _empty(tensor: Tensor) -> Tensor:

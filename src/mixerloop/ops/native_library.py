@@ -3,6 +3,7 @@
 import ctypes
 import importlib.util
 import os
+import struct
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -30,27 +31,30 @@ BLOCK_ROWS = 8  # rows a thread takes at a time, as in native/rows.h
 GROUP_TOKENS = 64  # tokens between two saved states, CHUNK * GROUP in native/rule.h
 
 
-def _call(sizes: tuple[str, ...], numbers: tuple[str, ...], pointers: tuple[str, ...]):
-    """A ctypes structure with the fields of a struct of native/call.h."""
-    fields = [
-        *((name, ctypes.c_int64) for name in sizes),
-        *((name, ctypes.c_double) for name in numbers),
-        *((name, ctypes.c_void_p) for name in pointers),
-    ]
-    return type("Call", (ctypes.Structure,), {"_fields_": fields})
+class CallLayout:
+    """The fields of a struct of native/call.h: sizes, other numbers, addresses of tensors."""
+
+    def __init__(
+        self, sizes: tuple[str, ...], numbers: tuple[str, ...], pointers: tuple[str, ...]
+    ) -> None:
+        self.pointers = pointers
+        self._fields = struct.Struct("q" * len(sizes) + "d" * len(numbers) + "Q" * len(pointers))
+        self.num_bytes = self._fields.size
+        self.pack = self._fields.pack
 
 
 CALLS = {
-    "rule": _call(
-        ("batch", "seq", "heads", "d_key_size", "d_value_size"),
+    "rule": CallLayout(
+        ("batch", "seq", "heads", "d_key_size", "d_value_size", "decays_by_channel"),
         (),
         (
-            *("query", "key", "value", "log_decay", "write_strength", "initial_state"),
-            *("output", "final_state", "states", "d_output", "d_final_state"),
-            *("d_query", "d_key", "d_value", "d_log_decay", "d_write_strength", "d_initial_state"),
+            *("query", "key", "value", "log_decay", "erase_key", "write_strength"),
+            *("initial_state", "output", "final_state", "states", "d_output", "d_final_state"),
+            *("d_query", "d_key", "d_value", "d_log_decay", "d_erase_key", "d_write_strength"),
+            "d_initial_state",
         ),
     ),
-    "mixing": _call(
+    "mixing": CallLayout(
         ("batch", "seq", "heads", "d_head", "width"),
         ("norm_eps", "unit_eps", "query_scale"),
         (
@@ -62,9 +66,13 @@ CALLS = {
             "d_initial_state",
         ),
     ),
-    "swiglu": _call(("rows", "width"), (), ("gate_up", "output", "d_output", "d_gate_up")),
-    "rms_norm": _call(("rows", "width"), ("eps",), ("x", "weight", "y", "d_y", "d_x", "d_weight")),
-    "cross_entropy": _call(("rows", "vocab", "with_gradient"), (), ("logits", "labels", "losses")),
+    "swiglu": CallLayout(("rows", "width"), (), ("gate_up", "output", "d_output", "d_gate_up")),
+    "rms_norm": CallLayout(
+        ("rows", "width"), ("eps",), ("x", "weight", "y", "d_y", "d_x", "d_weight")
+    ),
+    "cross_entropy": CallLayout(
+        ("rows", "vocab", "with_gradient"), (), ("logits", "labels", "losses")
+    ),
 }
 
 
@@ -88,7 +96,7 @@ def _is_of_this_source(loaded: ctypes.CDLL) -> bool:
     """Whether both sides mean the same by a call: a mismatch would be read as garbage."""
     wanted = (
         *(len(OPERATORS), len(TYPES), GROUP_TOKENS, BLOCK_ROWS),
-        *(ctypes.sizeof(call) for call in CALLS.values()),
+        *(layout.num_bytes for layout in CALLS.values()),
     )
     if not hasattr(loaded, "mixerloop_facts"):
         return False
@@ -158,9 +166,7 @@ def goes_past_dispatcher(*tensors: torch.Tensor) -> bool:
         return False
     records = torch.is_grad_enabled()
     for tensor in tensors:
-        if type(tensor) not in PLAIN or tensor.device.type != "cpu":
-            return False
-        if records and tensor.requires_grad:
+        if type(tensor) not in PLAIN or not tensor.is_cpu or (records and tensor.requires_grad):
             return False
     return True
 
@@ -186,8 +192,6 @@ def run(
     backward: bool = False,
 ) -> None:
     """Run an operator on tokens of type `dtype`; the tensors in `writes` are contiguous."""
-    loaded = library()
-    assert loaded is not None
     tensors = {name: tensor.contiguous() for name, tensor in reads.items()} | dict(writes)
     for name, tensor in tensors.items():
         if type(tensor) not in PLAIN or tensor.device.type != "cpu":
@@ -196,15 +200,34 @@ def run(
                 f"{type(tensor).__name__} on {tensor.device.type}"
             )
         assert tensor.is_contiguous()
-    pointers = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-    call = CALLS[operator](*sizes, **pointers)
-    failed = loaded.mixerloop_run(
+    layout = CALLS[operator]
+    addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+    assert addresses.keys() <= set(layout.pointers)
+    start(
         OPERATORS.index(f"{operator}_backward" if backward else operator),
         TYPES.index(dtype),
-        ctypes.byref(call),
-        INSTRUCTION_SETS.index(instruction_set()),
+        layout.pack(*sizes, *(addresses.get(name, 0) for name in layout.pointers)),
         torch.get_num_threads(),
-        torch_threads(),
+    )
+
+
+def start(which: int, dtype: int, call: bytes, num_threads: int) -> None:
+    """Run an operator whose call is packed; all it points to is in memory and of the right type."""
+    loaded = library()
+    assert loaded is not None
+    failed = loaded.mixerloop_run(
+        which, dtype, call, _instruction_set_number(), num_threads, torch_threads()
     )
     if failed:
         raise MemoryError("no memory for the native kernel's scratch")
+
+
+@cache
+def _instruction_set_number() -> int:
+    """The environment is read once: reading it takes longer than a token does."""
+    return INSTRUCTION_SETS.index(instruction_set())
+
+
+def reread_instruction_set() -> None:
+    """Heed a change of the environment's instruction set, for tests and measurements."""
+    _instruction_set_number.cache_clear()

@@ -8,14 +8,17 @@
 
 extern "C" {
 
-// Tokens [batch, seq, heads, width], gates [batch, seq, heads], states [batch, heads, d_key,
-// d_value], kept states [batch, heads, groups, d_key, d_value].
+// Tokens [batch, seq, heads, width], write strengths [batch, seq, heads], log decays the same or, by
+// channel, [batch, seq, heads, d_key]; states [batch, heads, d_key, d_value], kept states [batch,
+// heads, groups, d_key, d_value]. Decays, erase keys, write strengths and the initial state may be
+// left out; a call has erase keys or write strengths, not both.
 struct RuleCall {
-    std::int64_t batch, seq, heads, d_key, d_value;
-    const void *query, *key, *value, *log_decay, *write_strength, *initial_state;
+    std::int64_t batch, seq, heads, d_key, d_value, decays_by_channel;
+    const void *query, *key, *value, *log_decay, *erase_key, *write_strength, *initial_state;
     void *output, *final_state, *states;
     const void *d_output, *d_final_state;
-    void *d_query, *d_key_out, *d_value_out, *d_log_decay, *d_write_strength, *d_initial_state;
+    void *d_query, *d_key_out, *d_value_out, *d_log_decay, *d_erase_key, *d_write_strength;
+    void *d_initial_state;
 };
 
 // qkv [batch, seq, 3 heads d_head], gate [batch, seq, heads d_head], decay and write [batch, seq,

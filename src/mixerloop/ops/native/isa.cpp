@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #define JOINED(a, b) a##_##b
 #define JOIN(a, b) JOINED(a, b)
@@ -32,26 +34,47 @@ N* part_of(Void* tensor, Index item, Index size) {
     return tensor == nullptr ? nullptr : static_cast<N*>(tensor) + item * size;
 }
 
+// Runs `work` on the tokens of an item, with the switches that the call asks for.
+template <class T, class S, class Work>
+void with_switches(const RuleCall& call, Index item, Work work) {
+    const auto run = [&](auto tokens) { work(tokens); };
+    const bool given = call.erase_key != nullptr, own = call.write_strength != nullptr;
+    if (call.decays_by_channel) {
+        if (given || own)
+            run(PlainTokens<T, S, Decay::CHANNEL, Erase::GIVEN>(call, item));
+        else
+            run(PlainTokens<T, S, Decay::CHANNEL, Erase::NONE>(call, item));
+    } else if (given) {
+        run(PlainTokens<T, S, Decay::HEAD, Erase::GIVEN>(call, item));
+    } else if (own) {
+        run(PlainTokens<T, S, Decay::HEAD, Erase::OWN>(call, item));
+    } else {
+        run(PlainTokens<T, S, Decay::HEAD, Erase::NONE>(call, item));
+    }
+}
+
 template <class T, class S>
 void rule(const void* given, Index item, void* memory) {
     const RuleCall& call = *static_cast<const RuleCall*>(given);
     const Index size = call.d_key * call.d_value;
-    PlainTokens<T, S> tokens(call, item);
-    forward_head<T>(tokens, part_of<const T>(call.initial_state, item, size),
-                    part_of<T>(call.final_state, item, size),
-                    part_of<T>(call.states, item, size * num_groups(call.seq)),
-                    Arena<T>{static_cast<T*>(memory)});
+    with_switches<T, S>(call, item, [&](auto& tokens) {
+        forward_head<T>(tokens, part_of<const T>(call.initial_state, item, size),
+                        part_of<T>(call.final_state, item, size),
+                        part_of<T>(call.states, item, size * num_groups(call.seq)),
+                        Arena<T>{static_cast<T*>(memory)});
+    });
 }
 
 template <class T, class S>
 void rule_backward(const void* given, Index item, void* memory) {
     const RuleCall& call = *static_cast<const RuleCall*>(given);
     const Index size = call.d_key * call.d_value;
-    PlainTokens<T, S> tokens(call, item);
-    backward_head<T>(tokens, part_of<const T>(call.states, item, size * num_groups(call.seq)),
-                     part_of<const T>(call.d_final_state, item, size),
-                     part_of<T>(call.d_initial_state, item, size),
-                     Arena<T>{static_cast<T*>(memory)});
+    with_switches<T, S>(call, item, [&](auto& tokens) {
+        backward_head<T>(tokens, part_of<const T>(call.states, item, size * num_groups(call.seq)),
+                         part_of<const T>(call.d_final_state, item, size),
+                         part_of<T>(call.d_initial_state, item, size),
+                         Arena<T>{static_cast<T*>(memory)});
+    });
 }
 
 template <class T>

@@ -6,6 +6,8 @@
 template <class T, class S>
 class MixingTokens {
   public:
+    static constexpr Decay decay = Decay::HEAD;
+    static constexpr Erase erase = Erase::OWN;
     static constexpr bool output_again = true;
     Index seq, d_key, d_value;
 
@@ -47,10 +49,10 @@ class MixingTokens {
 
     Index side_size() const { return side_size(call_, is_backward_); }
 
-    void fetch(Chunk<T>& c, Index first, Index num) {
-        load_part(c, QUERY, c.key_query + CHUNK * dp_, first, num);
-        load_part(c, KEY, c.key_query, first, num);
-        load_part(c, VALUE, c.value, first, num);
+    void fetch(Chunk<T>& c, Index first, Index num, Index rows = CHUNK) {
+        load_part(c, QUERY, c.query, first, num, rows);
+        load_part(c, KEY, c.key, first, num, rows);
+        load_part(c, VALUE, c.value, first, num, rows);
         T steps[CHUNK], strengths[CHUNK];
         load_gate(call_.decay, first, num, steps);
         load_gate(call_.write, first, num, strengths);
@@ -102,8 +104,8 @@ class MixingTokens {
     }
 
     void d_tokens(const Chunk<T>& c, Index first, Index num, const ChunkGradients<T>& d) {
-        d_part(c, QUERY, c.key_query + CHUNK * dp_, d.d_query, first, num);
-        d_part(c, KEY, c.key_query, d.d_key, first, num);
+        d_part(c, QUERY, c.query, d.d_query, first, num);
+        d_part(c, KEY, c.key, d.d_key, first, num);
         d_part(c, VALUE, c.value, d.d_value, first, num);
         T steps[CHUNK];
         load_gate(call_.decay, first, num, steps);
@@ -142,7 +144,7 @@ class MixingTokens {
     enum Part { QUERY, KEY, VALUE };
     static constexpr Index PARTS = 3, LANES = Lanes<T>::count;
 
-    void load_part(Chunk<T>& c, Part part, T* to, Index first, Index num) {
+    void load_part(Chunk<T>& c, Part part, T* to, Index first, Index num, Index rows) {
         load_window(part, first, num);
         T* slopes = is_backward_ ? c.side + part * CHUNK * dp_ : nullptr;
         for (Index i = 0; i < num; ++i) {
@@ -162,7 +164,7 @@ class MixingTokens {
             for (Index at = 0; at < dp_; ++at) row[at] *= scale;
             if (is_backward_) c.side[PARTS * CHUNK * dp_ + part * CHUNK + i] = unit;
         }
-        std::memset(to + num * dp_, 0, (CHUNK - num) * dp_ * sizeof(T));
+        std::memset(to + num * dp_, 0, (rows - num) * dp_ * sizeof(T));
     }
 
     // Through unit norm and SiLU to the convolution, and through it to its inputs and weights.

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 using Index = std::ptrdiff_t;
 
@@ -23,6 +25,10 @@ struct Lanes {
 
 template <class T>
 using Vector = typename Lanes<T>::Vector;
+
+// A whole number as wide as T; comparisons of vectors give vectors of these.
+template <class T>
+using Integer = std::conditional_t<sizeof(T) == sizeof(std::int32_t), std::int32_t, std::int64_t>;
 
 template <class T>
 inline Vector<T> load(const T* from) {
@@ -114,51 +120,41 @@ __attribute__((noinline)) void multiply(Index num_rows, Index num_columns, Index
     }
 }
 
-// to[j][i] <- from[i][j] for LANE_PAD rows; the rows of `to` lie to_row apart.
-template <class T>
-inline void transpose(const T* from, Index from_row, Index num_columns, T* to, Index to_row) {
-    for (Index j = 0; j < num_columns; ++j)
-        for (Index i = 0; i < LANE_PAD; ++i) to[j * to_row + i] = from[i * from_row + j];
+// One round of a transpose in registers: in a square of vectors, blocks of `half` rows and columns on
+// the other diagonal change places.
+template <std::size_t half, class V, std::size_t... lane>
+inline void swap_blocks(V& x, V& y, std::index_sequence<lane...>) {
+    const V upper = __builtin_shufflevector(
+        x, y, (lane & half ? int(sizeof...(lane) + lane - half) : int(lane))...);
+    y = __builtin_shufflevector(
+        x, y, (lane & half ? int(sizeof...(lane) + lane) : int(lane + half))...);
+    x = upper;
 }
 
-#if VECTOR_BYTES == 64
-// Sixteen rows of sixteen floats in registers: each round swaps blocks of twice the size.
-inline void transpose(const float* from, Index from_row, Index num_columns, float* to,
-                      Index to_row) {
-    using V = Vector<float>;
-    for (Index at = 0; at < num_columns; at += 16) {
-        V x[16], y[16];
-        for (int i = 0; i < 16; ++i) x[i] = load(from + i * from_row + at);
-        for (int i = 0; i < 16; i += 2) {
-            y[i] = __builtin_shufflevector(x[i], x[i + 1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10,
-                                           26, 12, 28, 14, 30);
-            y[i + 1] = __builtin_shufflevector(x[i], x[i + 1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25,
-                                               11, 27, 13, 29, 15, 31);
-        }
-        for (int i = 0; i < 16; i += 4)
-            for (int j = i; j < i + 2; ++j) {
-                x[j] = __builtin_shufflevector(y[j], y[j + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24,
-                                               25, 12, 13, 28, 29);
-                x[j + 2] = __builtin_shufflevector(y[j], y[j + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10,
-                                                   11, 26, 27, 14, 15, 30, 31);
-            }
-        for (int i = 0; i < 16; i += 8)
-            for (int j = i; j < i + 4; ++j) {
-                y[j] = __builtin_shufflevector(x[j], x[j + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10,
-                                               11, 24, 25, 26, 27);
-                y[j + 4] = __builtin_shufflevector(x[j], x[j + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12,
-                                                   13, 14, 15, 28, 29, 30, 31);
-            }
-        for (int j = 0; j < 8; ++j) {
-            x[j] = __builtin_shufflevector(y[j], y[j + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19,
-                                           20, 21, 22, 23);
-            x[j + 8] = __builtin_shufflevector(y[j], y[j + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25,
-                                               26, 27, 28, 29, 30, 31);
-        }
-        for (int j = 0; j < 16 && at + j < num_columns; ++j) store(to + (at + j) * to_row, x[j]);
+template <std::size_t half, class T>
+inline void transpose_square(Vector<T>* x) {
+    constexpr std::size_t lanes = Lanes<T>::count;
+    if constexpr (half < lanes) {
+        for (std::size_t i = 0; i < lanes; ++i)
+            if (!(i & half)) swap_blocks<half>(x[i], x[i + half], std::make_index_sequence<lanes>{});
+        transpose_square<2 * half, T>(x);
     }
 }
-#endif
+
+// to[j][i] <- from[i][j] for LANE_PAD rows; the rows of `to` lie to_row apart. Rows of `from` are
+// padded, so that whole vectors of columns can be read.
+template <class T>
+inline void transpose(const T* from, Index from_row, Index num_columns, T* to, Index to_row) {
+    constexpr Index lanes = Lanes<T>::count;
+    for (Index j0 = 0; j0 < num_columns; j0 += lanes)
+        for (Index i0 = 0; i0 < LANE_PAD; i0 += lanes) {
+            Vector<T> x[lanes];
+            for (Index i = 0; i < lanes; ++i) x[i] = load(from + (i0 + i) * from_row + j0);
+            transpose_square<1, T>(x);
+            for (Index j = 0; j < lanes && j0 + j < num_columns; ++j)
+                store(to + (j0 + j) * to_row + i0, x[j]);
+        }
+}
 
 // exp(x) for x <= 0; what would be subnormal is zero.
 inline Vector<float> exponential(Vector<float> x) {
