@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import needs
 from mixerloop.ops import chunked_linear_attention
 from mixerloop.ops.gated_delta_rule import gated_delta_rule
-from mixerloop.ops.linear_attention import linear_attention
+from mixerloop.ops.linear_attention import bind_linear_attention, linear_attention
 
 DECAYS = ("none", "head", "channel")
 ERASES = ("none", "given")
@@ -283,6 +283,36 @@ def test_the_short_way_around_torch_computes_the_same_bits(decay, erase):
         long = results(inputs, "native")
         assert torch.equal(short[0], long["output"])
         assert torch.equal(short[1], long["state"])
+
+
+@needs.KERNEL.mark
+@pytest.mark.parametrize(("decay", "erase"), MEMBERS)
+def test_a_bound_call_decodes_like_a_sequence(decay, erase):
+    inputs = make_inputs(decay=decay, erase=erase, seq=20)
+    state = inputs.pop("initial_state")
+    whole, final = linear_attention(**inputs, initial_state=state, form="native")
+    slots = {name: tensor[:, :1].clone() for name, tensor in inputs.items()}
+    bound = bind_linear_attention(**slots, initial_state=state.clone(), in_place=True)
+    for token in range(20):
+        for name, slot in slots.items():
+            slot.copy_(inputs[name][:, token : token + 1])
+        bound.run()
+        torch.testing.assert_close(bound.output[:, 0], whole[:, token], rtol=0, atol=1e-11)
+    torch.testing.assert_close(bound.final_state, final, rtol=0, atol=1e-11)
+
+
+@needs.KERNEL.mark
+def test_a_bound_call_takes_only_what_stays_in_place():
+    inputs = make_inputs(decay="head", erase="given", seq=1)
+    with pytest.raises(ValueError, match="an erase key or a write strength, not both"):
+        bind_linear_attention(**inputs, write_strength=inputs["log_decay"])
+    with pytest.raises(ValueError, match="a bound call needs contiguous tensors"):
+        bind_linear_attention(**inputs | {"value": inputs["value"].float()})
+    with pytest.raises(ValueError, match="a bound call needs .* without gradients"):
+        bind_linear_attention(**inputs | {"value": inputs["value"].requires_grad_()})
+    inputs.pop("initial_state")
+    with pytest.raises(ValueError, match="in_place needs an initial state"):
+        bind_linear_attention(**inputs, in_place=True)
 
 
 @pytest.mark.usefixtures("shapes_unchecked")

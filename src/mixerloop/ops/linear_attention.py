@@ -24,7 +24,7 @@ from mixerloop.config import Form, FormChoice
 from mixerloop.ops.chunked_linear_attention import chunked_linear_attention
 from mixerloop.ops.fla import fla_linear_attention
 from mixerloop.ops.gated_delta_rule import choose_form
-from mixerloop.ops.native import native_linear_attention, run_directly
+from mixerloop.ops.native import BoundCall, native_linear_attention, run_directly
 from mixerloop.ops.recurrent import recurrent_linear_attention
 from mixerloop.ops.rule_call import run_form
 
@@ -67,4 +67,30 @@ def linear_attention(
         log_decay=log_decay,
         erase_key=erase_key,
         initial_state=initial_state,
+    )
+
+
+def bind_linear_attention(
+    *,
+    query: Float[Tensor, "batch seq heads d_key"],
+    key: Float[Tensor, "batch seq heads d_key"],
+    value: Float[Tensor, "batch seq heads d_value"],
+    log_decay: Float[Tensor, "batch seq heads *d_key"] | None = None,
+    erase_key: Float[Tensor, "batch seq heads d_key"] | None = None,
+    write_strength: Float[Tensor, "batch seq heads"] | None = None,
+    initial_state: Float[Tensor, "batch heads d_key d_value"] | None = None,
+    in_place: bool = False,
+) -> BoundCall:
+    """The rule in its native form on tensors that stay where they are, for decoding.
+
+    Either an erase key or a write strength may be given, as for `gated_delta_rule`. With
+    `in_place` the final state overwrites the initial state.
+    """
+    if erase_key is not None and write_strength is not None:
+        raise ValueError("give an erase key or a write strength, not both")
+    if in_place and initial_state is None:
+        raise ValueError("in_place needs an initial state to overwrite")
+    return BoundCall(
+        *(query, key, value, log_decay, erase_key, write_strength, initial_state),
+        in_place=in_place,
     )

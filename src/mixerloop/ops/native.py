@@ -62,61 +62,95 @@ def run_directly(
 ) -> tuple[Tensor, Tensor] | None:
     """The rule without torch's dispatcher, where all inputs are plain and fit; else None.
 
-    For a single token all that surrounds the kernel would take far longer than the kernel. This is
-    one pass over the inputs: whatever is out of the ordinary is left to the long way round.
+    For a single token, what surrounds the kernel would take far longer than the kernel. So this is
+    one pass over the inputs, and anything out of the ordinary is left to the long way round.
     """
+    call = _packed(query, key, value, log_decay, erase_key, write_strength, initial_state)
+    if call is None:
+        return None
+    packed, dtype_number, num_threads, output, final_state = call
+    native_library.start(_FORWARD, dtype_number, packed, num_threads)
+    return output, final_state
+
+
+class BoundCall:
+    """The rule on tensors that stay where they are, to be run again and again.
+
+    A decoder that writes each token's query, key and value into the same tensors saves what a call
+    with new tensors costs. `run` reads the inputs anew and overwrites `output` and `final_state`.
+    If `final_state` is the initial state too, each run continues from the one before.
+    """
+
+    def __init__(self, *inputs: Tensor | None, in_place: bool) -> None:
+        call = _packed(*inputs, in_place=in_place)
+        if call is None:
+            raise ValueError(
+                "a bound call needs contiguous tensors that fit together, on a CPU and without "
+                "gradients: all float32 or float64, or tokens in bfloat16 and the rest in float32"
+            )
+        self._inputs = inputs  # to keep their memory
+        self._packed, self._dtype_number, self._num_threads, self.output, self.final_state = call
+
+    def run(self) -> None:
+        """Compute `output` and `final_state` from what the inputs hold now."""
+        native_library.start(_FORWARD, self._dtype_number, self._packed, self._num_threads)
+
+
+def _packed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor | None,
+    erase_key: Tensor | None,
+    write_strength: Tensor | None,
+    initial_state: Tensor | None,
+    in_place: bool = False,
+) -> tuple[bytes, int, int, Tensor, Tensor] | None:
+    """A call of the kernel, its type, threads and results; None if the inputs do not suit it."""
     dtype, shape = value.dtype, key.shape
     wide = _WIDE.get(dtype)
-    if wide is None or len(shape) != 4 or query.shape != shape:
+    if wide is None or len(shape) != 4 or native_library.library() is None:
         return None
     batch, seq, heads, d_key = shape
     d_value = value.shape[-1]
-    if seq == 0 or value.shape != (batch, seq, heads, d_value):
-        return None
-    if query.dtype is not dtype or key.dtype is not dtype:
-        return None
-    given = [query, key, value]
+    of_head, of_state = (batch, seq, heads), (batch, heads, d_key, d_value)
+    expected = [
+        (query, dtype, shape),
+        (key, dtype, shape),
+        (value, dtype, (batch, seq, heads, d_value)),
+    ]
     by_channel = False
     if log_decay is not None:
         by_channel = log_decay.ndim == 4
-        if log_decay.dtype is not wide or log_decay.shape != (shape if by_channel else shape[:3]):
-            return None
-        given.append(log_decay)
+        expected.append((log_decay, wide, shape if by_channel else of_head))
     if erase_key is not None:
-        if erase_key.dtype is not dtype or erase_key.shape != shape:
-            return None
-        given.append(erase_key)
+        expected.append((erase_key, dtype, shape))
     if write_strength is not None:
-        if write_strength.dtype is not wide or write_strength.shape != shape[:3]:
-            return None
-        given.append(write_strength)
+        expected.append((write_strength, wide, of_head))
     if initial_state is not None:
-        if initial_state.dtype is not wide or initial_state.shape != (batch, heads, d_key, d_value):
+        expected.append((initial_state, wide, of_state))
+    for tensor, its_dtype, its_shape in expected:
+        if tensor.dtype is not its_dtype or tensor.shape != its_shape or not tensor.is_contiguous():
             return None
-        given.append(initial_state)
-    if native_library.library() is None or not native_library.goes_past_dispatcher(*given):
+    if seq == 0 or not native_library.goes_past_dispatcher(*[x for x, _, _ in expected]):
         return None
-    for tensor in given:
-        if not tensor.is_contiguous():
-            return None
-    output = torch.empty(value.shape, dtype=dtype)
-    final_state = torch.empty((batch, heads, d_key, d_value), dtype=wide)
-    work = batch * seq * heads * d_key * d_value
-    native_library.start(
-        _FORWARD,
-        _TYPE_NUMBERS[dtype],
-        _LAYOUT.pack(
-            *(batch, seq, heads, d_key, d_value, by_channel),
-            *(query.data_ptr(), key.data_ptr(), value.data_ptr()),
-            0 if log_decay is None else log_decay.data_ptr(),
-            0 if erase_key is None else erase_key.data_ptr(),
-            0 if write_strength is None else write_strength.data_ptr(),
-            0 if initial_state is None else initial_state.data_ptr(),
-            *(output.data_ptr(), final_state.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
-        ),
-        1 if work < SMALL else torch.get_num_threads(),
+    output = torch.empty_like(value)
+    if initial_state is None:
+        final_state = torch.empty(of_state, dtype=wide)
+    else:
+        final_state = initial_state if in_place else torch.empty_like(initial_state)
+    packed = _LAYOUT.pack(
+        *(batch, seq, heads, d_key, d_value, by_channel),
+        *(query.data_ptr(), key.data_ptr(), value.data_ptr()),
+        0 if log_decay is None else log_decay.data_ptr(),
+        0 if erase_key is None else erase_key.data_ptr(),
+        0 if write_strength is None else write_strength.data_ptr(),
+        0 if initial_state is None else initial_state.data_ptr(),
+        *(output.data_ptr(), final_state.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
     )
-    return output, final_state
+    is_small = batch * seq * heads * d_key * d_value < SMALL
+    num_threads = 1 if is_small else torch.get_num_threads()
+    return packed, _TYPE_NUMBERS[dtype], num_threads, output, final_state
 
 
 @torch.library.custom_op("mixerloop::linear_attention", mutates_args=(), device_types="cpu")
