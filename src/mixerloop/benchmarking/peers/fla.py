@@ -1,6 +1,8 @@
 """fla-core: the plain torch functions that it tests its kernels against."""
 
 import warnings
+from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 
 from torch import Tensor
@@ -64,6 +66,7 @@ IMPLEMENTATION = Implementation(
     name="fla_naive",
     is_installed=lambda: find_spec("fla") is not None,
     prepare=_prepare,
+    version=partial(version, "fla-core"),
     decays=("head", "channel"),
     limit=_limit,
 )

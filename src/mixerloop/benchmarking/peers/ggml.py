@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mixerloop.benchmarking.implementation import Implementation, Inputs, Prepared
-from mixerloop.benchmarking.peers.libraries import libraries
+from mixerloop.benchmarking.peers.libraries import archive, libraries
 
 BASE = "libggml-base.so"
 FLOAT32 = 0  # ggml_type
@@ -61,7 +61,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments
 
 
 class _Library:
-    """The functions of the library for this processor, and a backend with as many threads as torch."""
+    """The functions for this processor, and a backend with as many threads as torch."""
 
     def __init__(self) -> None:
         paths = libraries("ggml")
@@ -151,6 +151,7 @@ IMPLEMENTATION = Implementation(
     name="ggml",
     is_installed=lambda: BASE in libraries("ggml"),
     prepare=_prepare,
+    version=functools.partial(archive, "ggml"),
     decays=("head", "channel"),
     limit=_limit,
 )

@@ -4,6 +4,8 @@ It takes the decay itself instead of its logarithm, and the state as d_value x d
 option for its number of threads.
 """
 
+from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -62,4 +64,5 @@ IMPLEMENTATION = Implementation(
     name="mlx",
     is_installed=lambda: find_spec("mlx") is not None and find_spec("mlx.core") is not None,
     prepare=_prepare,
+    version=partial(version, "mlx"),
 )

@@ -5,6 +5,7 @@ that was bound before, which saves most of the time of a short call.
 """
 
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,9 +19,7 @@ OUTPUTS = ("output", "present_state")
 IR_VERSION = 10  # onnx writes a newer one by default than onnxruntime reads
 
 
-def _prepare(
-    inputs: Inputs, _cotangents: tuple[Tensor, Tensor], *, with_binding: bool
-) -> Prepared:
+def _prepare(inputs: Inputs, _cotangents: tuple[Tensor, Tensor], *, with_binding: bool) -> Prepared:
     import onnxruntime as ort
 
     batch, seq, heads, d_key = inputs["key"].shape
@@ -34,7 +33,10 @@ def _prepare(
         "beta": inputs["write_strength"],
     }
     feeds = {name: tensor.contiguous().numpy() for name, tensor in named.items()}
-    shapes = {"output": (batch, seq, heads * d_value), "present_state": (batch, heads, d_key, d_value)}
+    shapes = {
+        "output": (batch, seq, heads * d_value),
+        "present_state": (batch, heads, d_key, d_value),
+    }
     options = ort.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1
@@ -92,10 +94,7 @@ def _graph(
             helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape)
             for name, array in feeds.items()
         ],
-        [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name])
-            for name in OUTPUTS
-        ],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in OUTPUTS],
     )
     opset = helper.make_opsetid("com.microsoft", 1)
     model = helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION)
@@ -107,6 +106,7 @@ IMPLEMENTATIONS = tuple(
         name=name,
         is_installed=lambda: find_spec("onnxruntime") is not None and find_spec("onnx") is not None,
         prepare=partial(_prepare, with_binding=with_binding),
+        version=partial(version, "onnxruntime"),
         decays=("head", "channel"),
     )
     for name, with_binding in (("onnxruntime", False), ("onnxruntime_bound", True))

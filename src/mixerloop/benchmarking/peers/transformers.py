@@ -6,6 +6,8 @@ Both models have one function for many tokens and another for a single token. Al
 import inspect
 import warnings
 from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -55,5 +57,6 @@ IMPLEMENTATION = Implementation(
     name="transformers",
     is_installed=lambda: find_spec("transformers") is not None,
     prepare=_prepare,
+    version=partial(version, "transformers"),
     decays=("head", "channel"),
 )

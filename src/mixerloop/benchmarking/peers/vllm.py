@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mixerloop.benchmarking.implementation import Implementation, Inputs, Prepared
-from mixerloop.benchmarking.peers.libraries import libraries
+from mixerloop.benchmarking.peers.libraries import archive, libraries
 
 HEAD_SIZES = (64, 128)  # of the chunked operator
 LEAST_DECAY = 1e-6
@@ -104,6 +104,7 @@ IMPLEMENTATIONS = tuple(
         name=name,
         is_installed=lambda: bool(libraries("vllm")),
         prepare=prepare,
+        version=functools.partial(archive, "vllm"),
         dtype=torch.bfloat16,
         limit=limit,
     )
