@@ -51,7 +51,7 @@ def _operator_case(case: OperatorCase) -> str:
         )
     lines += [f"{name} is left out: it {reason}" for name, reason in case.left_out.items()]
     lines += [
-        f"{name} is missing: see mixerloop doctor; make peers installs other people's rules"
+        f"{name} is missing: see mixerloop doctor; make peers installs what others have"
         for name in case.missing
     ]
     return "\n".join(lines)
