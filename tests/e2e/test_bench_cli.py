@@ -70,6 +70,7 @@ def test_the_figures_as_json(what):
         assert all(case["gemm_floor_ratio"] > 0 for case in cases)
 
 
+@pytest.mark.slow
 def test_one_token_beside_the_peers():
     done = mixerloop("bench", "operator", "--shapes", "token", "--repeats", "2", "--json")
     found = json.loads(done.stdout)

@@ -34,6 +34,17 @@ def _operators() -> Any:
     return torch.ops._C
 
 
+def _is_installed() -> bool:
+    """Whether the library is there, and the system libraries that it needs."""
+    if not libraries("vllm"):
+        return False
+    try:
+        _operators()
+    except OSError:
+        return False
+    return True
+
+
 def _prepare_chunked(inputs: Inputs, _cotangents: tuple[Tensor, Tensor]) -> Prepared:
     rule = _operators().chunk_gated_delta_rule_cpu
     batch, seq, _, d_key = inputs["key"].shape
@@ -102,7 +113,7 @@ def _single_limit(inputs: Inputs) -> str | None:
 IMPLEMENTATIONS = tuple(
     Implementation(
         name=name,
-        is_installed=lambda: bool(libraries("vllm")),
+        is_installed=_is_installed,
         prepare=prepare,
         version=functools.partial(archive, "vllm"),
         dtype=torch.bfloat16,
