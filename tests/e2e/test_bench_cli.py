@@ -3,19 +3,28 @@
 How fast anything is, is not tested: machines are shared. `make bench` measures.
 """
 
-import importlib.util
 import json
+import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+import needs
 from command_line import mixerloop, refused
 from mixerloop.benchmarking import core_speed as core
 from mixerloop.benchmarking import measure
 from mixerloop.benchmarking import operator_speed as operator
 from mixerloop.benchmarking import training_speed as training
+from mixerloop.benchmarking.implementation import Implementation, with_autograd
 from mixerloop.benchmarking.measure import Quartiles, Timing, check_close
+from mixerloop.benchmarking.operator_speed import Case, OperatorBench
+from mixerloop.benchmarking.own_forms import NATIVE_BFLOAT16, ours
+from mixerloop.benchmarking.peers import fla, libraries, mlx, onnxruntime, transformers
+from mixerloop.benchmarking.peers.registry import PEERS
+from mixerloop.benchmarking.text import operator_text
 from mixerloop.config import preset
 from mixerloop.evaluation.core.asking import asked
 from mixerloop.evaluation.core.bundle import Bundle
@@ -23,6 +32,7 @@ from mixerloop.model.initialization import fresh_model
 from mixerloop.model.mixers.gated_delta_net import GatedDeltaNet
 from mixerloop.ops import native_library
 
+TINY = Case(shape=(1, 20, 1, 8))
 BUNDLE = Path(__file__).parents[1] / "data" / "core_bundle"
 NANO = {
     "prefill": ("--sizes", "nano", "--batches", "1", "2", "--length", "40", "--warmup", "1"),
@@ -61,15 +71,43 @@ def test_the_figures_as_json(what):
 
 
 @pytest.mark.slow
-def test_the_operator_beside_its_peers():
-    done = mixerloop("bench", "operator", "--shapes", "15m", "--repeats", "1", "--json")
+def test_one_token_beside_the_peers():
+    done = mixerloop("bench", "operator", "--shapes", "token", "--repeats", "2", "--json")
+    found = json.loads(done.stdout)
+    (shape,) = found["shapes"]
+    assert (shape["name"], shape["shape"], shape["decay"]) == ("token", [1, 1, 4, 64], "head")
+    here = {peer.name for peer in PEERS if peer.is_installed()}
+    assert here == set(shape["ratios_forward"]) == set(found["versions"])
+    assert {peer.name for peer in PEERS} - here == set(shape["missing"])
+    assert shape["ratio_forward_backward_to_best_peer"] is None
+    assert shape["forward_backward"] == {}
+    check_best_peer(shape, "forward")
+
+
+@pytest.mark.slow
+def test_a_decay_per_channel_beside_the_peers():
+    done = mixerloop("bench", "operator", "--shapes", "channels", "--repeats", "1", "--json")
     (shape,) = json.loads(done.stdout)["shapes"]
-    assert shape["shape"] == [4, 1024, 4, 72]
-    there = {name for name, package in operator.PEERS.items() if importlib.util.find_spec(package)}
-    assert there <= set(shape["forward"])
-    assert set(operator.PEERS) - there <= set(shape["missing"])
-    ratios = (shape["ratio_forward"], shape["ratio_forward_backward"])
-    assert all(ratio > 0 for ratio in ratios) if "transformers" in there else ratios == (None, None)
+    assert (shape["shape"], shape["decay"]) == ([4, 1024, 4, 64], "channel")
+    here = {peer.name for peer in PEERS if peer.is_installed() and "channel" in peer.decays}
+    assert here == set(shape["ratios_forward"])
+    assert {"vllm", "mlx"} <= {*shape["left_out"], *shape["missing"]}
+    assert set(shape["channel_over_scalar"]) == {"forward", "forward_backward"}
+    assert all(low <= middle for middle, low, _ in shape["channel_over_scalar"].values())
+    for direction in ("forward", "forward_backward"):
+        check_best_peer(shape, direction)
+
+
+def check_best_peer(shape, direction):
+    """The ratio is that of the peer with the smallest one, with its quartiles beside it."""
+    ratios, best = shape[f"ratios_{direction}"], shape["best_peer"][direction]
+    ratio = shape[f"ratio_{direction}_to_best_peer"]
+    quartiles = shape[f"ratio_{direction}_to_best_peer_quartiles"]
+    if not ratios:
+        assert best is ratio is quartiles is None
+        return
+    assert ratio == min(median for median, _, _ in ratios.values()) > 0
+    assert ratios[best] == [ratio, *quartiles]
 
 
 @pytest.mark.parametrize(
@@ -94,35 +132,89 @@ def test_bad_input_is_refused_in_one_line(arguments, message):
     assert message in refused("bench", *arguments)
 
 
-def test_a_peer_that_is_missing_is_named(monkeypatch):
-    monkeypatch.setattr(operator.importlib.util, "find_spec", lambda name: None)
+def test_a_peer_that_is_missing_is_named(monkeypatch, tmp_path):
+    for module in (fla, mlx, onnxruntime, transformers):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(libraries, "FOLDER", tmp_path)
     monkeypatch.setattr(native_library, "library", lambda: None)
-    rules, missing = operator.rules_here()
-    assert list(rules) == ["torch"]
-    assert missing == ["native", "transformers", "fla_naive"]
+    case = operator.measure_operator("tiny", TINY, repeats=1)
+    assert list(case.forward) == ["torch"]
+    assert case.missing == ["native", *(peer.name for peer in PEERS)]
+    assert case.best_peer == {"forward": None, "forward_backward": None}
+    assert case.ratio_forward_to_best_peer is case.ratio_forward_backward_to_best_peer is None
+    shown = operator_text(OperatorBench(shapes=(case,), versions={}, provenance={}))
+    for name in case.missing:
+        assert f"{name} is missing" in shown
+
+
+def planted(monkeypatch, **rules):
+    """Have the benchmark know only these peers, functions of torch tensors."""
+    monkeypatch.setattr(
+        operator,
+        "PEERS",
+        tuple(
+            Implementation(
+                name=name,
+                is_installed=lambda: True,
+                prepare=partial(with_autograd, rule),
+                decays=("head", "channel"),
+            )
+            for name, rule in rules.items()
+        ),
+    )
 
 
 def test_what_computes_something_else_is_not_timed(monkeypatch):
-    wrong = operator.ours("torch")
-
     def off(inputs):
-        output, state = wrong(inputs)
-        return output + 1e-2, state
+        output, state = ours("torch")(inputs)
+        return output + 1e-3, state
 
-    monkeypatch.setattr(operator, "rules_here", lambda: ({"torch": wrong, "off": off}, []))
+    planted(monkeypatch, off=off)
+    for decay in ("head", "channel"):
+        with pytest.raises(FloatingPointError, match="tiny: off computes something else"):
+            operator.measure_operator("tiny", replace(TINY, decay=decay), repeats=1)
+
+
+def test_a_wrong_final_state_is_not_timed(monkeypatch):
+    def off(inputs):
+        output, state = ours("torch")(inputs)
+        return output, state * 1.001
+
+    planted(monkeypatch, off=off)
     with pytest.raises(FloatingPointError, match="tiny: off computes something else"):
-        operator.measure_operator("tiny", (1, 20, 1, 8), repeats=1)
+        operator.measure_operator("tiny", replace(TINY, has_backward=False), repeats=1)
 
 
 def test_a_wrong_gradient_is_not_timed(monkeypatch):
-    right = operator.ours("torch")
-
     def off(inputs):
-        return right(inputs | {"key": inputs["key"].detach() + 0 * inputs["key"]})
+        return ours("torch")(inputs | {"key": inputs["key"].detach() + 0 * inputs["key"]})
 
-    monkeypatch.setattr(operator, "rules_here", lambda: ({"torch": right, "off": off}, []))
+    planted(monkeypatch, off=off)
     with pytest.raises(FloatingPointError, match="tiny: off computes something else"):
-        operator.measure_operator("tiny", (1, 20, 1, 8), repeats=1)
+        operator.measure_operator("tiny", TINY, repeats=1)
+
+
+def test_the_best_peer_is_the_one_that_is_hardest_to_beat(monkeypatch):
+    def slow(inputs):
+        time.sleep(0.05)
+        return ours("torch")(inputs)
+
+    planted(monkeypatch, slow=slow, quick=ours("torch"))
+    case = operator.measure_operator("tiny", TINY, repeats=3)
+    assert case.best_peer == {"forward": "quick", "forward_backward": "quick"}
+    assert case.ratios_forward["slow"].median > case.ratios_forward["quick"].median
+    assert case.ratio_forward_to_best_peer == case.ratios_forward["quick"].median
+    assert case.channel_over_scalar is None
+
+
+@needs.KERNEL.mark
+def test_a_peer_in_bfloat16_is_compared_with_our_form_in_bfloat16(monkeypatch):
+    peer = replace(NATIVE_BFLOAT16, name="narrow")
+    monkeypatch.setattr(operator, "PEERS", (peer,))
+    case = operator.measure_operator("tiny", TINY, repeats=1)
+    assert case.dtypes["narrow"] == case.dtypes["native_bfloat16"] == "bfloat16"
+    narrow, own = (case.forward[name].median for name in ("narrow", "native_bfloat16"))
+    assert case.ratios_forward["narrow"].median == pytest.approx(narrow / own)
 
 
 def test_what_is_no_number_is_not_close():
@@ -174,6 +266,29 @@ def test_in_turn_means_in_turn():
     functions = {name: (lambda name=name: calls.append(name)) for name in "ab"}
     measure.interleaved(functions, warmup=1, repeats=2)
     assert calls == ["a", "b"] * 3
+
+
+def test_a_slow_function_is_in_the_first_rounds_only():
+    calls = []
+    functions = {"quick": lambda: None, "slow": lambda: time.sleep(0.05)}
+    times = measure.interleaved(
+        functions,
+        warmup={"quick": 1, "slow": 0},
+        repeats=5,
+        most_seconds=0.05,
+        rest=calls.append,
+    )
+    assert {name: len(timing.seconds) for name, timing in times.items()} == {"quick": 5, "slow": 2}
+    assert calls == ["quick", *2 * ["quick", "slow"], *3 * ["quick"]]
+
+
+def test_a_ratio_is_of_the_rounds_that_both_were_in():
+    assert Timing((3.0, 6.0)).over(Timing((1.0, 2.0, 40.0))) == Quartiles(3.0, 3.0, 3.0)
+    assert Timing((1.0, 2.0, 40.0)).over(Timing((2.0, 4.0))) == Quartiles(0.5, 0.5, 0.5)
+
+
+def test_a_sample_of_many_calls_says_the_time_of_one():
+    assert Timing((4.0, 8.0)).of_one(4) == Timing((1.0, 2.0))
 
 
 def test_core_is_timed_against_every_sequence_whole():

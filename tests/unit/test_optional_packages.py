@@ -16,7 +16,7 @@ from small_model import model_file, training_file
 ROOT = Path(__file__).parents[2]
 OPTIONAL = (
     *("transformers", "accelerate", "lm_eval", "ray", "wandb", "fla", "triton"),
-    *("onnxruntime", "playwright"),
+    *("onnxruntime", "onnx", "mlx", "playwright"),
 )
 BLOCK = f"import sys\nsys.modules.update(dict.fromkeys({OPTIONAL!r}))\n"  # as if not installed
 ABOUT_OTHERS = {  # modules that are nothing without the package they are for

@@ -1,5 +1,6 @@
 """Measure the time and memory of function calls, and check their results."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from mixerloop import machine
 
 K = TypeVar("K")
+LEAST_ROUNDS = 2  # a quartile needs more than one measurement
 
 
 class Quartiles(NamedTuple):
@@ -36,23 +38,46 @@ class Timing:
         return _quartiles([1e3 * value for value in self.seconds])
 
     def over(self, other: "Timing") -> Quartiles:
-        """The quartiles of the ratio of the two times, taken round by round."""
-        return _quartiles([a / b for a, b in zip(self.seconds, other.seconds, strict=True)])
+        """The quartiles of the ratio of the two times, taken round by round.
+
+        Rounds that only one of the two was in do not count; they are the last ones.
+        """
+        pairs = zip(self.seconds, other.seconds, strict=False)
+        return _quartiles([a / b for a, b in pairs])
+
+    def of_one(self, calls: int) -> "Timing":
+        """The time of one call, where each measurement was of several in a row."""
+        return Timing(tuple(value / calls for value in self.seconds))
 
 
 def interleaved(
-    functions: Mapping[K, Callable[[], object]], *, warmup: int = 3, repeats: int = 20
+    functions: Mapping[K, Callable[[], object]],
+    *,
+    warmup: int | Mapping[K, int] = 3,
+    repeats: int = 20,
+    most_seconds: float = math.inf,
+    rest: Callable[[K], object] = lambda name: None,
 ) -> dict[K, Timing]:
-    """Time functions in turn, so that other load on the machine slows all of them alike."""
-    for _ in range(warmup):
-        for function in functions.values():
-            function()
-    seconds: dict[K, list[float]] = {name: [] for name in functions}
-    for _ in range(repeats):
+    """Time functions in turn, so that other load on the machine slows all of them alike.
+
+    A function that has taken `most_seconds` is in no more rounds, but in at least `LEAST_ROUNDS`.
+    `rest` is called after each call, and not timed.
+    """
+    most_warmup = max(warmup.values()) if isinstance(warmup, Mapping) else warmup
+    for round_ in range(most_warmup):
         for name, function in functions.items():
+            if round_ < (warmup[name] if isinstance(warmup, Mapping) else warmup):
+                function()
+                rest(name)
+    seconds: dict[K, list[float]] = {name: [] for name in functions}
+    for round_ in range(repeats):
+        for name, function in functions.items():
+            if round_ >= LEAST_ROUNDS and sum(seconds[name]) > most_seconds:
+                continue
             began = time.perf_counter()
             function()
             seconds[name].append(time.perf_counter() - began)
+            rest(name)
     return {name: Timing(tuple(values)) for name, values in seconds.items()}
 
 

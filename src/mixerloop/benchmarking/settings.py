@@ -15,7 +15,7 @@ from mixerloop.parsing import one_of, suggest
 
 MOST = 1_000_000
 """The largest number of a setting: a slip should not start a benchmark that never ends."""
-OPERATOR_SHAPES = ("15m", "110m", "long")
+OPERATOR_SHAPES = ("15m", "110m", "square", "long", "channels", "token")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +23,9 @@ class OperatorSettings:
     """The forms of the gated delta rule beside those of other packages."""
 
     shapes: tuple[str, ...] = OPERATOR_SHAPES
-    """The shapes to time: 15m, 110m, long."""
+    """The shapes to time: 15m, 110m, square, long, channels (a decay per channel), token."""
     repeats: int = 10
-    """Timed calls of each form."""
+    """Timed calls of each implementation; slow ones have fewer."""
     strong_decay: bool = False
     """Use decays down to -8, which make products that underflow in float32."""
 

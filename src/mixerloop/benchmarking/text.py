@@ -12,29 +12,72 @@ from mixerloop.text_tables import table_of, text_of
 
 
 def operator_text(bench: OperatorBench) -> str:
-    """A table for each shape, with a row for each form."""
+    """A table for each shape, with a row for each implementation."""
     return "\n".join((_machine(), *map(_operator_case, bench.shapes)))
+
+
+def operator_line(case: OperatorCase) -> str:
+    """A shape that was timed, while others are still to come."""
+    return f"{case.name}: {_to_best_peer(case)}"
 
 
 def _operator_case(case: OperatorCase) -> str:
     batch, tokens, heads, d_head = case.shape
-    table = table_of("", "forward, ms", "forward and backward, ms")
+    table = table_of(
+        *("", "forward, ms", "forward and backward, ms", "repeats", "over ours"),
+    )
     for name, forward in case.forward.items():
-        table.add_row(name, _spread(forward), _spread(case.forward_backward[name]))
-    lines = [
-        f"\n{case.name}: batch {batch}, {tokens:,} tokens, {heads} heads of {d_head}, float32",
-        text_of(table),
-    ]
-    if case.ratio_forward is not None and case.ratio_forward_backward is not None:
-        lines.append(
-            f"{case.best} is {case.ratio_forward:.1f} x and {case.ratio_forward_backward:.1f} x as "
-            "fast as the transformers fallback"
+        both, repeats = case.forward_backward.get(name), case.repeats[name]
+        ratios = (case.ratios_forward.get(name), case.ratios_forward_backward.get(name))
+        table.add_row(
+            name if case.dtypes[name] == "float32" else f"{name} ({case.dtypes[name]})",
+            _spread(forward),
+            "" if both is None else _spread(both),
+            " / ".join(map(str, repeats.values())),
+            " / ".join(f"{ratio.median:.2f} x" for ratio in ratios if ratio is not None),
         )
+    tokens_text = f"{tokens:,} token{'s' if tokens > 1 else ''}"
+    of_calls = f", mean of {case.calls} calls in a row" if case.calls > 1 else ""
+    lines = [
+        f"\n{case.name}: batch {batch}, {tokens_text}, {heads} heads of {d_head}, "
+        f"decay per {case.decay}{of_calls}",
+        text_of(table),
+        _to_best_peer(case),
+    ]
+    if (over := case.channel_over_scalar) is not None:
+        lines.append(
+            f"a decay per channel takes {over['forward'].median:.2f} x forward and "
+            f"{over['forward_backward'].median:.2f} x with backward of the time with one per head"
+        )
+    lines += [f"{name} is left out: it {reason}" for name, reason in case.left_out.items()]
     lines += [
-        f"{name} is missing: see mixerloop doctor; make peers installs other people's rules"
+        f"{name} is missing: see mixerloop doctor; make peers installs what others have"
         for name in case.missing
     ]
     return "\n".join(lines)
+
+
+def _to_best_peer(case: OperatorCase) -> str:
+    """Our speedup over the peer that is hardest to beat, in each direction."""
+    parts = [
+        f"{_times(ratio, quartiles)} as fast as {case.best_peer[direction]} {words}"
+        for direction, words, ratio, quartiles in (
+            (
+                "forward",
+                "forward",
+                case.ratio_forward_to_best_peer,
+                case.ratio_forward_to_best_peer_quartiles,
+            ),
+            (
+                "forward_backward",
+                "with backward",
+                case.ratio_forward_backward_to_best_peer,
+                case.ratio_forward_backward_to_best_peer_quartiles,
+            ),
+        )
+        if ratio is not None and quartiles is not None
+    ]
+    return f"{case.best} is {' and '.join(parts)}" if parts else f"{case.best}: no peer was timed"
 
 
 def prefill_text(bench: PrefillBench) -> str:
@@ -172,7 +215,7 @@ def _machine() -> str:
 
 def _spread(taken: Quartiles) -> str:
     median, lower, upper = taken
-    digits = 2 if median < 10 else 1 if median < 100 else 0
+    digits = 4 if median < 0.1 else 2 if median < 10 else 1 if median < 100 else 0
     return f"{median:,.{digits}f} [{lower:,.{digits}f}, {upper:,.{digits}f}]"
 
 

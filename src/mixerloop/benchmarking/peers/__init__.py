@@ -1,0 +1,1 @@
+"""Other packages' implementations of the gated delta rule on a CPU, one module each."""
