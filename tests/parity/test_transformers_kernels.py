@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch.overrides import TorchFunctionMode
 
 import needs
+from mixerloop.benchmarking.float64 import InFloat64
 from mixerloop.interop import transformers_functions, transformers_kernels
 from mixerloop.interop.transformers_kernels import MODELS
 
@@ -173,20 +173,6 @@ def logits_and_gradients(model):
     ).backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     return logits.detach(), gradients
-
-
-class InFloat64(TorchFunctionMode):
-    """Casts to float32 in the code of `transformers` become casts to float64."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is torch.Tensor.float:
-            return args[0].double()
-
-        def wide(value):
-            return torch.float64 if value is torch.float32 else value
-
-        named = {name: wide(value) for name, value in (kwargs or {}).items()}
-        return func(*map(wide, args), **named)
 
 
 def relative(got, wanted):
