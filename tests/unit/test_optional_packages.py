@@ -11,6 +11,7 @@ from command_line import environment, mixerloop, refused
 from mixerloop.data.corpora import prepare_hops
 from mixerloop.data.tasks.hops import HopsSettings
 from mixerloop.data.tokenizer import train_tokenizer
+from mixerloop.interop import transformers_kernels
 from small_model import model_file, training_file
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +110,12 @@ def test_a_model_without_a_tokenizer_goes_there_and_back_without_them(tmp_path, 
         for run in ("run", "back")
     )
     assert first == second
+
+
+def test_installing_the_operator_in_transformers_names_the_extra(without_any):
+    missing = r"needs transformers: pip install 'mixerloop\[hf\]'$"
+    with pytest.raises(ValueError, match=missing):
+        transformers_kernels.install()
 
 
 def test_lm_eval_names_the_extra(tmp_path):
