@@ -18,7 +18,7 @@ from mixerloop import machine
 from mixerloop.benchmarking.conditions import provenance_of
 from mixerloop.benchmarking.implementation import Decay, Implementation, Inputs, Prepared
 from mixerloop.benchmarking.measure import Quartiles, Timing, check_close, interleaved
-from mixerloop.benchmarking.own_forms import NATIVE, NATIVE_BFLOAT16, TOKENS, TORCH
+from mixerloop.benchmarking.own_forms import NATIVE, NATIVE_BFLOAT16, NATIVE_BOUND, TOKENS, TORCH
 from mixerloop.benchmarking.peers.registry import PEERS
 from mixerloop.benchmarking.settings import OperatorSettings
 
@@ -64,7 +64,8 @@ CASES: dict[str, Case] = {
 class OperatorCase:
     """One shape: milliseconds of a call of each implementation, and our speedup over each peer.
 
-    A ratio is the peer's time over the time of our form in the peer's type, `best` for float32.
+    A ratio is the peer's time over ours: of `best`, or of our form in bfloat16 or our bound call
+    where the peer computes in bfloat16 or is bound to its memory.
     """
 
     name: str
@@ -218,8 +219,10 @@ def implementations_here(
             left_out[one.name] = reason
         else:
             present.append(one)
-    if NATIVE_BFLOAT16.is_installed() and any(one.dtype == torch.bfloat16 for one in present):
+    if NATIVE.is_installed() and any(one.dtype == torch.bfloat16 for one in present):
         present.append(NATIVE_BFLOAT16)
+    if NATIVE.is_installed() and any(one.is_bound for one in present):
+        present.append(NATIVE_BOUND)
     return present, missing, left_out
 
 
@@ -344,11 +347,12 @@ def _without_gradients(call: Callable[[], object], calls: int) -> None:
 def _ratios(
     peers: dict[str, Implementation], times: dict[str, Timing], best: str
 ) -> dict[str, Quartiles]:
-    """Each peer's time over ours: that of our form in bfloat16 where the peer computes in it."""
+    """Each peer's time over ours: in bfloat16 where the peer is, and bound where the peer is."""
 
     def ours(peer: Implementation) -> str:
-        narrow = peer.dtype == torch.bfloat16 and NATIVE_BFLOAT16.name in times
-        return NATIVE_BFLOAT16.name if narrow else best
+        alike = NATIVE_BFLOAT16 if peer.dtype == torch.bfloat16 else NATIVE_BOUND
+        is_special = peer.dtype == torch.bfloat16 or peer.is_bound
+        return alike.name if is_special and alike.name in times else best
 
     return {
         name: times[name].over(times[ours(peer)]) for name, peer in peers.items() if name in times

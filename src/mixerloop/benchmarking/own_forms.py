@@ -10,35 +10,29 @@ from mixerloop.benchmarking.implementation import (
     Implementation,
     Inputs,
     Prepared,
-    decay_of,
     with_autograd,
 )
 from mixerloop.config import Form
 from mixerloop.ops import native_library
 from mixerloop.ops.gated_delta_rule import gated_delta_rule
-from mixerloop.ops.linear_attention import linear_attention
+from mixerloop.ops.linear_attention import bind_linear_attention
 
 TOKENS = ("query", "key", "value")
 
 
 def ours(form: Form) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
-    """The call of a user: `gated_delta_rule`, or `linear_attention` for a decay per channel."""
-    return partial(_rule, form=form)
+    """The call of a user."""
+    return lambda inputs: gated_delta_rule(**inputs, form=form)
 
 
-def _rule(inputs: Inputs, *, form: Form) -> tuple[Tensor, Tensor]:
-    if decay_of(inputs) == "head":
-        return gated_delta_rule(**inputs, form=form)
-    strength = inputs["write_strength"].unsqueeze(-1)
-    return linear_attention(
-        query=inputs["query"],
-        key=inputs["key"],
-        value=strength * inputs["value"],
-        log_decay=inputs["log_decay"],
-        erase_key=strength * inputs["key"],
-        initial_state=inputs["initial_state"],
-        form=form,
-    )
+def _bound(inputs: Inputs, _cotangents: tuple[Tensor, Tensor]) -> Prepared:
+    bound = bind_linear_attention(**inputs)
+
+    def outputs() -> tuple[Tensor, Tensor]:
+        bound.run()
+        return bound.output.clone(), bound.final_state.clone()
+
+    return Prepared(forward=bound.run, outputs=outputs)
 
 
 def _narrow(inputs: Inputs, cotangents: tuple[Tensor, Tensor]) -> Prepared:
@@ -69,4 +63,11 @@ NATIVE_BFLOAT16 = Implementation(
     prepare=_narrow,
     decays=("head", "channel"),
     dtype=torch.bfloat16,
+)
+NATIVE_BOUND = Implementation(
+    name="native_bound",
+    is_installed=_is_compiled,
+    prepare=_bound,
+    decays=("head", "channel"),
+    is_bound=True,
 )

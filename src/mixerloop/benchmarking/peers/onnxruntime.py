@@ -108,6 +108,7 @@ IMPLEMENTATIONS = tuple(
         prepare=partial(_prepare, with_binding=with_binding),
         version=partial(version, "onnxruntime"),
         decays=("head", "channel"),
+        is_bound=with_binding,
     )
     for name, with_binding in (("onnxruntime", False), ("onnxruntime_bound", True))
 )
