@@ -44,7 +44,7 @@ class Implementation:
     dtype: torch.dtype = torch.float32
     """The type of query, key and value; benchmarks compare results with the same type's inputs."""
     is_bound: bool = False
-    """Whether a call reads and writes memory that was named before; compared with our bound call."""
+    """Whether a call reads and writes memory that was named before, like our bound call."""
     version: Callable[[], str] = lambda: ""
     """Of the package that a peer is from."""
     limit: Callable[[Inputs], str | None] = lambda inputs: None
