@@ -46,6 +46,7 @@ void take_items(void* argument) {
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 // The best of: 0 portable, 1 AVX2, 2 AVX-512.
@@ -84,3 +85,4 @@ int mixerloop_run(int which, int type, const void* call, int set, int num_thread
     return work.failed ? 1 : 0;
 }
 }
+#pragma GCC visibility pop

@@ -684,6 +684,55 @@ void backward_channels(const Chunk<T>& c, Index d_key, Index d_value, const T* s
         }
 }
 
+// From dR U^T and dO U^T to D dA, D dP and their transposes, and to what pairs of tokens give to the
+// sums of log decays and to write strengths. In double: what two tokens add to and take from the sums
+// must cancel where it should.
+template <class Tokens, class T>
+void backward_pairs(const Chunk<T>& c, BackwardSpace<T>& s, double* d_total, T* d_strength) {
+    constexpr bool erases = Tokens::erase != Erase::NONE, own = Tokens::erase == Erase::OWN;
+    constexpr Index count = Lanes<T>::count, SIZE = CHUNK * CHUNK;
+    typedef double Sums __attribute__((vector_size(count * sizeof(double))));
+    T pairs[SIZE], pairs_lanes[SIZE], d_lower[SIZE], d_lower_lanes[SIZE], lower[SIZE];
+    T lower_lanes[SIZE];
+    for (Index i = 0; i < CHUNK; ++i)
+        for (Index first = 0; first < CHUNK; first += count) {
+            const Index at = i * CHUNK + first, query = SIZE + at;
+            const Vector<T> decay = load(c.pairs + at);
+            const Vector<T> d_score = decay * load(s.products + query);
+            Vector<T> pair = d_score * load(c.overlap + query), d_erased{};
+            if (erases) {
+                const Vector<T> overlap = load(c.overlap + at), product = load(s.products + at);
+                const Vector<T> d = lanes_before<T>(i, first) ? -product : Vector<T>{};
+                d_erased = own ? decay * all(c.strength[i]) * d : decay * d;
+                pair = d_score * load(c.overlap + query) + d_erased * overlap;
+                store(d_lower + at, d);
+                store(lower + at, decay * overlap);
+            }
+            store(s.d_pairs + at, d_erased);
+            store(s.d_pairs + query, d_score);
+            store(pairs + at, pair);
+        }
+    transpose(s.d_pairs, CHUNK, CHUNK, s.d_pairs_lanes, 2 * CHUNK);
+    transpose(s.d_pairs + SIZE, CHUNK, CHUNK, s.d_pairs_lanes + CHUNK, 2 * CHUNK);
+    transpose(pairs, CHUNK, CHUNK, pairs_lanes, CHUNK);
+    if (own) {
+        transpose(d_lower, CHUNK, CHUNK, d_lower_lanes, CHUNK);
+        transpose(lower, CHUNK, CHUNK, lower_lanes, CHUNK);
+    }
+    for (Index first = 0; first < CHUNK; first += count) {
+        Sums comes{}, goes{};
+        Vector<T> through{};
+        for (Index at = first; at < SIZE; at += CHUNK) {
+            comes += __builtin_convertvector(load(pairs_lanes + at), Sums);
+            goes += __builtin_convertvector(load(pairs + at), Sums);
+            if (own) through += load(d_lower_lanes + at) * load(lower_lanes + at);
+        }
+        comes -= goes;
+        std::memcpy(d_total + first, &comes, sizeof comes);
+        store(d_strength + first, through);
+    }
+}
+
 // What comes after dR where a head decays as a whole.
 template <class Tokens, class T>
 void backward_head_decay(const Chunk<T>& c, Index d_key, Index d_value, const T* state,
@@ -692,45 +741,26 @@ void backward_head_decay(const Chunk<T>& c, Index d_key, Index d_value, const T*
     constexpr Index skipped = erases ? 0 : CHUNK, num_readers = 2 * CHUNK - skipped;
     const Index dk = padded(d_key), dv = padded(d_value);
     T *d_over = s.d_pairs, *d_scores = s.d_pairs + CHUNK * CHUNK;
-
-    // In double: what two tokens add to and take from the sums must cancel where it should
-    double d_total[CHUNK] = {}, ends = 0, d_log_decay = 0;
+    double d_total[CHUNK], ends = 0, d_log_decay = 0;
     T d_strength[CHUNK];
-    for (Index i = 0; i < CHUNK; ++i) {
-        T through_below = 0;
-        for (Index j = 0; j < CHUNK; ++j) {
-            const T decay = c.pairs[i * CHUNK + j];
-            const T d_lower = erases && j < i ? -s.products[i * CHUNK + j] : T(0);
-            const T d_score = decay * s.products[(CHUNK + i) * CHUNK + j];
-            const T d_erased = own ? decay * c.strength[i] * d_lower : decay * d_lower;
-            d_scores[i * CHUNK + j] = d_score, d_over[i * CHUNK + j] = d_erased;
-            s.d_pairs_lanes[j * 2 * CHUNK + i] = d_erased;
-            s.d_pairs_lanes[j * 2 * CHUNK + CHUNK + i] = d_score;
-            T pair = d_score * c.overlap[(CHUNK + i) * CHUNK + j];
-            if (erases) {
-                through_below += d_lower * (decay * c.overlap[i * CHUNK + j]);
-                pair = d_score * c.overlap[(CHUNK + i) * CHUNK + j] +
-                       d_erased * c.overlap[i * CHUNK + j];
-            }
-            d_total[i] += pair, d_total[j] -= pair;
-        }
-        d_strength[i] = through_below;
-    }
+    backward_pairs<Tokens>(c, s, d_total, d_strength);
     const T d_whole = c.whole * dot(s.d_state, state, d_key * dv);
 
     // The readers, side by side: S stored_out^T, then what comes from inside the chunk
     multiply(d_key, num_readers, d_value, rows_of(state, dv), s.lanes + skipped, 2 * CHUNK,
              s.d_readers + skipped, 2 * CHUNK);
     T d_end[CHUNK] = {};
-    for (Index k = 0; k < d_key; ++k)
+    transpose(c.key, dk, d_key, c.key_lanes, CHUNK);
+    for (Index at = 0; at < d_key * CHUNK; at += CHUNK)
         for (Index i = 0; i < CHUNK; ++i) {
-            d_end[i] += c.key[i * dk + k] * s.d_kept[k * CHUNK + i];
-            if (!own) s.d_kept[k * CHUNK + i] *= c.end[i];
+            d_end[i] += c.key_lanes[at + i] * s.d_kept[at + i];
+            if (!own) s.d_kept[at + i] *= c.end[i];
         }
     if (own) {
         for (Index i = 0; i < CHUNK; ++i)
             for (Index j = 0; j < CHUNK; ++j)
-                s.d_overlap[i * CHUNK + j] = d_over[i * CHUNK + j] + d_over[j * CHUNK + i];
+                s.d_overlap[i * CHUNK + j] =
+                    d_over[i * CHUNK + j] + s.d_pairs_lanes[i * 2 * CHUNK + j];
         multiply(d_key, CHUNK, CHUNK, columns_of(c.query, dk), d_scores, CHUNK, s.d_readers,
                  2 * CHUNK, T(1));
         multiply(d_key, CHUNK, CHUNK, columns_of(c.key, dk), s.d_overlap, CHUNK, s.d_readers,
