@@ -1,6 +1,6 @@
-"""Random small cases of the native rule and the native mixer against their definitions in float64.
+"""Random small cases of the native operators against their definitions in float64.
 
-python benchmarks/fuzz_native.py                 # 10,000 cases over all instruction sets
+python benchmarks/fuzz_native.py                 # 10,000 cases of each over all instruction sets
 python benchmarks/fuzz_native.py --cases 500
 """
 
@@ -23,29 +23,39 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    tests, mixing = tests_of("test_native"), tests_of("test_gated_delta_mixing")
+    torch.set_num_threads(1)  # small cases: threads would only wait for each other
+    rule, mixing, family = (
+        tests_of(f"test_{name}") for name in ("native", "gated_delta_mixing", "linear_attention")
+    )
+    operators = {
+        "gated_delta_rule": (rule, lambda generator, _: rule.random_case(generator)),
+        "gated_delta_mixing": (mixing, mixing.random_case),
+    } | {
+        f"linear_attention, decay {decay}, erase key {erase}": (
+            family,
+            lambda generator, _, d=decay, e=erase: family.random_case(generator, d, e),
+        )
+        for decay, erase in family.MEMBERS
+    }
     generator = torch.Generator().manual_seed(options.seed)
-    worst: dict[tuple[str, torch.dtype], float] = {}
     loaded = native_library.library()
     assert loaded is not None, "installed without a C++ compiler"
     sets = native_library.INSTRUCTION_SETS[: loaded.mixerloop_best_set() + 1]
-    kinds = [(name, dtype) for name in sets for dtype in tests.TOLERANCE]
-    for number in range(options.cases):
-        instruction_set, dtype = kinds[number % len(kinds)]
-        os.environ[native_library.SET_VARIABLE] = instruction_set
-        native_library.reread_instruction_set()
-        errors = {
-            "rule": tests.largest_error(tests.random_case(generator), dtype),
-            "mixer": mixing.largest_error(mixing.random_case(generator, dtype), dtype),
-        }
-        for name, error in errors.items():
-            worst[name, dtype] = max(worst.get((name, dtype), 0.0), error)
-            if not error < (tests if name == "rule" else mixing).TOLERANCE[dtype]:
+    kinds = [(name, dtype) for name in sets for dtype in rule.TOLERANCE]
+    for name, (tests, random_case) in operators.items():
+        worst: dict[torch.dtype, float] = {}
+        for number in range(options.cases):
+            instruction_set, dtype = kinds[number % len(kinds)]
+            os.environ[native_library.SET_VARIABLE] = instruction_set
+            native_library.reread_instruction_set()
+            error = tests.largest_error(random_case(generator, dtype), dtype)
+            worst[dtype] = max(worst.get(dtype, 0.0), error)
+            if not error < tests.TOLERANCE[dtype]:
                 raise SystemExit(
-                    f"case {number}, {name}, {instruction_set}, {dtype}: error {error:.2e}"
+                    f"{name}, case {number}, {instruction_set}, {dtype}: error {error:.2e}"
                 )
-    for (name, dtype), error in sorted(worst.items(), key=str):
-        print(f"{name}, {dtype}: largest relative error {error:.1e}")
+        errors = ", ".join(f"{dtype} {error:.1e}" for dtype, error in worst.items())
+        print(f"{name}: largest relative error {errors}", flush=True)
     print(f"{options.cases:,} cases of each on {', '.join(sets)}: all within tolerance")
 
 

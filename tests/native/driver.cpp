@@ -33,20 +33,34 @@ std::vector<Bits> values(std::int64_t size, float, float) {
     return result;
 }
 
+// Any member of the family: decays of a head, of channels or none; erase keys, write strengths or
+// neither; with an initial state or without.
 template <class T, class S>
 bool rule(int type, int set) {
     const std::int64_t batch = number(3), seq = number(150), heads = number(3);
     const std::int64_t dk = number(90), dv = number(90), groups = (seq + 63) / 64;
     const std::int64_t tokens = batch * seq * heads, states = batch * heads * dk * dv;
-    auto q = values<S>(tokens * dk, -0.2f, 0.2f), k = q, v = values<S>(tokens * dv);
-    auto g = values<T>(tokens, -3, 0), b = values<T>(tokens, 0, 1), s0 = values<T>(states);
+    const int decay = generator() % 3, erase = generator() % 3;
+    const std::int64_t by_channel = decay == 2;
+    auto q = values<S>(tokens * dk, -0.2f, 0.2f), k = q, v = values<S>(tokens * dv), e = q;
+    auto g = values<T>(tokens * (by_channel ? dk : 1), -3, 0), b = values<T>(tokens, 0, 1);
+    auto s0 = values<T>(states);
     if (generator() % 4 == 0) b[generator() % tokens] = NAN;
-    if (generator() % 4 == 0) g[generator() % tokens] = -INFINITY;
-    auto o = v, d_o = v, dq = q, d_k = k, d_v = v;
+    if (generator() % 4 == 0) g[generator() % g.size()] = -INFINITY;
+    auto o = v, d_o = v, dq = q, d_k = k, d_v = v, d_e = e;
     auto sf = s0, kept = values<T>(states * groups), d_sf = s0, ds = s0, dg = g, db = b;
-    const RuleCall call{batch, seq, heads, dk, dv, q.data(), k.data(), v.data(), g.data(), b.data(),
-                        s0.data(), o.data(), sf.data(), kept.data(), d_o.data(), d_sf.data(),
-                        dq.data(), d_k.data(), d_v.data(), dg.data(), db.data(), ds.data()};
+    RuleCall call{};
+    call.batch = batch, call.seq = seq, call.heads = heads, call.d_key = dk, call.d_value = dv;
+    call.decays_by_channel = by_channel;
+    call.query = q.data(), call.key = k.data(), call.value = v.data();
+    if (decay > 0) call.log_decay = g.data(), call.d_log_decay = dg.data();
+    if (erase == 1) call.erase_key = e.data(), call.d_erase_key = d_e.data();
+    if (erase == 2) call.write_strength = b.data(), call.d_write_strength = db.data();
+    if (generator() % 2) call.initial_state = s0.data();
+    call.output = o.data(), call.final_state = sf.data(), call.states = kept.data();
+    call.d_output = d_o.data(), call.d_final_state = d_sf.data();
+    call.d_query = dq.data(), call.d_key_out = d_k.data(), call.d_value_out = d_v.data();
+    call.d_initial_state = ds.data();
     RuleCall forgetful = call;
     forgetful.states = nullptr;
     return !mixerloop_run(RULE, type, &forgetful, set, 1, nullptr) &&
@@ -113,7 +127,7 @@ bool all(int type, int set) {
 int main() {
     int calls = 0;
     for (int set = 0; set <= mixerloop_best_set(); ++set)
-        for (int times = 0; times < 20; ++times, calls += 36)
+        for (int times = 0; times < 40; ++times, calls += 36)
             if (!(all<float, float>(FLOAT32, set) && all<double, double>(FLOAT64, set) &&
                   all<float, Bits>(BFLOAT16, set)))
                 return 1;

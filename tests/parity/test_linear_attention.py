@@ -138,6 +138,49 @@ def test_brutal_and_weak_decays_neither_overflow_nor_lose_digits(
         check(dtype, "native", decay=decay, erase=erase, seq=seq, strength=strength)
 
 
+def random_case(generator, decay, erase):
+    """Any sizes, lengths around the edges of chunks and kept states, mild to brutal decays."""
+
+    def number(most):
+        return int(torch.randint(1, most + 1, (), generator=generator))
+
+    edges = (1, 15, 16, 17, 32, 33, 63, 64, 65, 80)
+    seq = edges[number(len(edges)) - 1] if number(3) == 1 else number(36)
+    return make_inputs(
+        decay=decay,
+        erase=erase,
+        seq=seq,
+        sizes=(number(40), number(40)),
+        state=number(2) == 1,
+        strength=("mixed", "brutal", "weak")[number(3) - 1],
+        batch=number(2),
+        heads=number(2),
+        seed=number(2**30),
+    )
+
+
+def largest_error(inputs, dtype):
+    """Of all outputs and gradients, relative to the largest value and never below one."""
+    stored = stored_as(dtype, inputs)
+    wanted = results({name: x.double() for name, x in stored.items()}, "definition")
+    got = results(stored, "native")
+    return max(
+        ((got[name].double() - right).abs().max() / right.abs().max().clamp_min(1)).item()
+        for name, right in wanted.items()
+    )
+
+
+@needs.KERNEL.mark
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("decay", "erase"), MEMBERS)
+def test_random_cases_match_the_definition(instruction_set, decay, erase, dtype):
+    """`python benchmarks/fuzz_native.py` runs ten thousand of each member."""
+    generator = torch.Generator().manual_seed(0)
+    for number in range(8):
+        error = largest_error(random_case(generator, decay, erase), dtype)
+        assert error < TOLERANCE[dtype], f"case {number}: {error:.2e}"
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(("decay", "erase"), MEMBERS)
 def test_the_torch_form_computes_every_member(decay, erase, dtype):
