@@ -153,5 +153,6 @@ IMPLEMENTATION = Implementation(
     prepare=_prepare,
     version=functools.partial(archive, "ggml"),
     decays=("head", "channel"),
+    is_bound=True,  # a graph of tensors that stay where they are
     limit=_limit,
 )
