@@ -72,8 +72,7 @@ class ModelConfig:
     schedule: str = "mixer_loop"
     """Notation such as 6x(A4 F), or a named loop: mixer_loop, full_loop(2)."""
     mixer: tuple[str, ...] = ("gated_delta_net",)
-    """The kind of mixer; several kinds, "3 gated_delta_net, 1 attention", take turns over the
-    layers."""
+    """The kind of mixer, or kinds that take turns: 3 gated_delta_net, 1 attention."""
     ffn: tuple[str, ...] = ("swiglu",)
     """The kind of ffn; several kinds take turns over the layers."""
     norm_eps: float = 1e-5

@@ -10,8 +10,6 @@ from mixerloop.model.norm import RMSNorm
 from mixerloop.model.short_convolution import ShortConvolution
 from mixerloop.model.sublayer import Place, State
 
-Heads = Float[Tensor, "batch seq heads width"]
-
 
 class DeltaMixer(LinearMixer):
     """A projection and a short convolution; queries and keys have length 1, queries are scaled."""
@@ -34,7 +32,12 @@ class DeltaMixer(LinearMixer):
 
     def heads(
         self, x: Float[Tensor, "batch seq d_model"], carried: State | None
-    ) -> tuple[Heads, Heads, Heads, State]:
+    ) -> tuple[
+        Float[Tensor, "batch seq heads d_key"],
+        Float[Tensor, "batch seq heads d_key"],
+        Float[Tensor, "batch seq heads d_value"],
+        State,
+    ]:
         """Query, key and value of each head, and the history for the next call."""
         qkv, history = self.qkv_conv(self.qkv_proj(x), *(carried or ()))
         sizes = [self.d_keys, self.d_keys, self.d_values]

@@ -22,8 +22,8 @@ class ShortConvolution(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch seq channels"],
-        history: Float[Tensor, "batch width-1 channels"] | None = None,
-    ) -> tuple[Float[Tensor, "batch seq channels"], Float[Tensor, "batch width-1 channels"]]:
+        history: Float[Tensor, "batch history channels"] | None = None,
+    ) -> tuple[Float[Tensor, "batch seq channels"], Float[Tensor, "batch history channels"]]:
         """The convolved tokens, and the tokens that the next call needs."""
         output, history = short_convolution(x=x, weight=self.weight, history=history)
         if self.bias is not None:

@@ -13,7 +13,7 @@ from mixerloop.model.norm import RMSNorm
 from mixerloop.model.rotary import Rotary, positions_after
 from mixerloop.model.sublayer import Cost, MixerModule, Output, Place, State
 
-Heads = Float[Tensor, "batch seq heads d_head"]
+Read = Float[Tensor, "batch seq heads d_head"]
 
 
 class AttentionState(NamedTuple):
@@ -92,14 +92,20 @@ class Attention(MixerModule):
         """Torch chooses its own kernel."""
         return {"attention": "torch"}
 
-    def _heads(self, x: Tensor) -> tuple[Heads, Heads, Heads]:
+    def _heads(
+        self, x: Tensor
+    ) -> tuple[
+        Float[Tensor, "batch seq heads d_head"],
+        Float[Tensor, "batch seq kv_heads d_head"],
+        Float[Tensor, "batch seq kv_heads d_head"],
+    ]:
         heads = self.qkv_proj(x).unflatten(-1, (-1, self.d_head))
         query, key, value = heads.split(
             [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=2
         )
         return query, key, value
 
-    def _read(self, query: Tensor, key: Tensor, value: Tensor) -> Heads:
+    def _read(self, query: Tensor, key: Tensor, value: Tensor) -> Read:
         """What each token reads; `key` and `value` also hold the tokens before the first query."""
         seq, num_keys = query.shape[1], key.shape[1]
         fits = self.window is None or num_keys <= self.window
@@ -126,7 +132,7 @@ class Attention(MixerModule):
         first = key.shape[1] - self.window + 1
         return key[:, first:].clone(), value[:, first:].clone()
 
-    def _projected(self, read: Heads, x: Tensor) -> Float[Tensor, "batch seq d_model"]:
+    def _projected(self, read: Read, x: Tensor) -> Float[Tensor, "batch seq d_model"]:
         read = read.flatten(2)
         if self.gate_proj is not None:
             read = read * self.gate_proj(x).sigmoid()
