@@ -2,7 +2,7 @@
 
 import torch
 
-from mixerloop.config import ModelConfig
+from mixerloop.config import FormChoice, ModelConfig
 from mixerloop.model.initialization import fresh_model
 from mixerloop.model.looped_lm import LoopedLM
 from small_model import small_config
@@ -54,7 +54,9 @@ def stack_config(name: str, schedule: str = "mixer_loop(2)") -> ModelConfig:
     return small_config(**SIZES, schedule=schedule, **STACKS[name])
 
 
-def large_model(config: ModelConfig, *, form="auto", dtype=torch.float32) -> LoopedLM:
+def large_model(
+    config: ModelConfig, *, form: FormChoice = "auto", dtype: torch.dtype = torch.float32
+) -> LoopedLM:
     """A model with weights so large that a bug shows."""
     model = fresh_model(config, seed=0, form=form)
     for parameter in model.parameters():
