@@ -110,6 +110,10 @@ class FFNModule(SublayerModule):
 class RoutedFFN(FFNModule):
     """An ffn that chooses experts for each token."""
 
+    num_experts: int
+    num_chosen: int
+    """Experts that a token uses."""
+
     @abstractmethod
     def chosen_experts(
         self, x: Float[Tensor, "batch seq d_model"]

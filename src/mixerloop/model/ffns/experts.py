@@ -32,9 +32,10 @@ class Experts(RoutedFFN):
     def __init__(self, options: ExpertsOptions, place: Place) -> None:
         super().__init__()
         self.options = options
+        self.num_experts, self.num_chosen = options.num_experts, options.num_chosen
         self.form: Form = place.form
         self.router = nn.Linear(place.d_model, options.num_experts, bias=False)
-        sizes = options.num_experts, place.d_model, options.d_expert
+        sizes = self.num_experts, place.d_model, options.d_expert
         self.gate_up_proj = GroupedLinear(sizes[0], sizes[1], 2 * sizes[2])
         self.down_proj = GroupedLinear(sizes[0], sizes[2], sizes[1])
         self.shared_gate_up_proj = self.shared_down_proj = None
@@ -61,9 +62,8 @@ class Experts(RoutedFFN):
 
     def cost(self, prefix_tokens: int) -> Cost:
         """The router, the chosen experts and the shared one: not the experts that a token skips."""
-        chosen = self.options.num_chosen
         active = sum(
-            chosen * projection.weight[0].numel()
+            self.num_chosen * projection.weight[0].numel()
             for projection in (self.gate_up_proj, self.down_proj)
         )
         always = (self.router, self.shared_gate_up_proj, self.shared_down_proj)
@@ -93,7 +93,7 @@ class Experts(RoutedFFN):
     def _expert_by_expert(self, tokens: Tensor, routed: Routed) -> Tensor:
         """The definition: each expert runs the tokens that chose it."""
         update = torch.zeros_like(tokens)
-        for expert in range(self.options.num_experts):
+        for expert in range(self.num_experts):
             token, place = (routed.experts == expert).nonzero(as_tuple=True)
             gate_up = F.linear(tokens[token], self.gate_up_proj.weight[expert])
             output = F.linear(swiglu(gate_up, form=self.form), self.down_proj.weight[expert])
@@ -105,12 +105,12 @@ class Experts(RoutedFFN):
         """Sort the choices by expert, multiply in groups, and add up for each token."""
         chosen = routed.experts.flatten()
         order = chosen.argsort(stable=True)
-        ends = torch.bincount(chosen, minlength=self.options.num_experts).cumsum(0)
-        rows = tokens[order // self.options.num_chosen]
+        ends = torch.bincount(chosen, minlength=self.num_experts).cumsum(0)
+        rows = tokens[order // self.num_chosen]
         output = self.down_proj(swiglu(self.gate_up_proj(rows, ends), form=self.form), ends)
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)
-        by_token = output[back].unflatten(0, (-1, self.options.num_chosen))
+        by_token = output[back].unflatten(0, (-1, self.num_chosen))
         return (by_token * routed.weights[..., None].to(by_token.dtype)).sum(1)
 
     def _losses(self, routed: Routed) -> Losses | None:
