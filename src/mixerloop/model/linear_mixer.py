@@ -49,7 +49,8 @@ class LinearMixer(MixerModule):
         super().__init__()
         self.num_heads, self.d_key, self.d_value = num_heads, d_key, d_value
         self.erases = erases
-        self.form: Form = place.form
+        has_no_form = place.form == "fla" and erases  # fla has no kernel for erase keys
+        self.form: Form = "torch" if has_no_form else place.form
 
     @abstractmethod
     def prepare(self, x: Float[Tensor, "batch seq d_model"], carried: State | None) -> Prepared:
