@@ -72,7 +72,7 @@ class ModelConfig:
     schedule: str = "mixer_loop"
     """Notation such as 6x(A4 F), or a named loop: mixer_loop, full_loop(2)."""
     mixer: tuple[str, ...] = ("gated_delta_net",)
-    """The kind of mixer; several kinds take turns over the layers."""
+    """The kind of mixer, or kinds that take turns: 3 gated_delta_net, 1 attention."""
     ffn: tuple[str, ...] = ("swiglu",)
     """The kind of ffn; several kinds take turns over the layers."""
     norm_eps: float = 1e-5
@@ -212,17 +212,30 @@ def _stack_of(table: Mapping[str, Any]) -> list[str]:
     """The kinds of mixer and ffn that a table names, without repetition."""
     names: list[str] = []
     for role, default in STACK_ROLES.items():
-        given = table.get(role, default)
-        kinds = [given] if isinstance(given, str) else given
-        if not isinstance(kinds, list | tuple) or not all(isinstance(one, str) for one in kinds):
-            raise ValueError(
-                f"model.{role} = {given!r}: not the name of a kind, nor a list of them"
-            )
         try:
-            names += [kind_of(name, role).name for name in kinds]
+            names += [
+                kind_of(name, role).name for name in _kinds_in(role, table.get(role, default))
+            ]
         except ValueError as error:
-            raise ValueError(f"model.{role}: {error}") from None
+            known = str(error).startswith("model.")
+            raise ValueError(str(error) if known else f"model.{role}: {error}") from None
     return list(dict.fromkeys(names))
+
+
+def _kinds_in(role: str, given: Any) -> list[str]:
+    """The kinds of a stack in the order in which layers take them: "3 a, 1 b", or a list."""
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list | tuple) or not all(isinstance(one, str) for one in texts):
+        raise ValueError(f"model.{role} = {given!r}: not the name of a kind, nor a list of them")
+    kinds: list[str] = []
+    for part in (part for text in texts for part in text.split(",")):
+        count, _, name = part.strip().rpartition(" ")
+        if count and not (count.strip().isdecimal() and 1 <= int(count) <= MOST_LAYERS):
+            raise ValueError(
+                f"model.{role}: '{part.strip()}' is not a kind, nor a number of layers and a kind"
+            )
+        kinds += [name] * (int(count) if count else 1)
+    return kinds
 
 
 def option_names(kind: str) -> list[str]:
@@ -242,7 +255,7 @@ def _keys_and_tables(
     loose: dict[str, Any] = {}
     for key, value in table.items():
         if key in STACK_ROLES:
-            keys[key] = [value] if isinstance(value, str) else value
+            keys[key] = _kinds_in(key, value)
         elif key in MODEL_KEYS:
             keys[key] = value
         elif key in KINDS and isinstance(value, dict):

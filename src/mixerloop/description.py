@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,18 @@ from rich.table import Table
 from mixerloop import config
 from mixerloop.interop.loading import model_of
 from mixerloop.model.accounting import (
+    CONTEXT,
     ModelAccount,
     ScheduleAccount,
+    StateAccount,
     account_model,
     account_schedule,
+    account_states,
 )
 from mixerloop.notation import notation, resolve, shortened
 from mixerloop.paper import COST, PaperCost
 from mixerloop.reports.schedule_diagram import draw
-from mixerloop.schedule import LOOPS, Schedule
+from mixerloop.schedule import BLOCK, LOOPS, Schedule, Sublayer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +35,11 @@ class Description:
     """The preset, config file or folder, as the caller named it."""
     schedule: str
     """The model's own schedule, in notation."""
+    kinds: tuple[tuple[str, str], ...]
+    """The kinds of mixer and ffn of each layer."""
     model: ModelAccount
+    states: tuple[StateAccount, ...]
+    """The state of each kind of sublayer that keeps one."""
     schedules: dict[str, Schedule]
     """The five named loops, the added schedules, and the model's own schedule."""
     accounts: dict[str, ScheduleAccount]
@@ -44,14 +52,20 @@ class Description:
         return {
             "size": self.size,
             "schedule": self.schedule,
+            "kinds": self.kinds,
+            "states": [asdict(state) for state in self.states],
             **{key: value for key, value in asdict(self.model).items() if value != ()},
             "schedules": {name: asdict(account) for name, account in self.accounts.items()},
             "paper": None if self.paper is None else asdict(self.paper),
         }
 
     def picture(self) -> str:
-        """The schedules as an SVG drawing."""
-        return draw(self.schedules, self.model.projection_macs())
+        """The schedules as an SVG drawing, with the cost of each layer's own kinds."""
+        return draw(self.schedules, self.model.projection_macs(), by_layer=self._macs_by_layer())
+
+    def _macs_by_layer(self) -> list[dict[Sublayer, int]]:
+        layers = self.model.by_layer
+        return [{one: layer.cost(one).projection_macs for one in BLOCK} for layer in layers]
 
 
 def describe(size: Path | str, *, schedules: Sequence[str] = ()) -> Description:
@@ -68,7 +82,9 @@ def describe(size: Path | str, *, schedules: Sequence[str] = ()) -> Description:
     return Description(
         size=str(size),
         schedule=notation(own),
+        kinds=tuple(model_config.layer_kinds()),
         model=model,
+        states=account_states(model_config),
         schedules=resolved,
         accounts={
             name: account_schedule(model, schedule, num_layers=num_layers)
@@ -99,17 +115,43 @@ def _print(console: Console, described: Description) -> None:
         f"[bold]{escape(described.size)}[/bold]: {model.parameters:,} parameters; "
         f"the ffn does {model.ffn_share:.1%} of a layer's projection work"
     )
+    if len(set(described.kinds)) > 1:
+        console.print(f"layers: {escape(_stack_text(described.kinds))}")
     console.print(_schedule_table(described))
+    if len(described.states) > 1 or any(state.grows for state in described.states):
+        for state in described.states:
+            console.print(_state_text(state))
     if described.paper is not None:
         console.print()
         console.print(_paper_table(described, described.paper))
+    grows = any(state.grows for state in described.states)
+    after = f" of {CONTEXT - 1:,} tokens" if grows else ""
     console.print()
     console.print(
         "[dim]A mixer, F ffn; MACs with weights, the head's "
         f"{model.head_macs_per_token / 1e6:.2f} M included; to full loop without the head, saved "
-        "with it; rule: the recurrence itself; state: what decoding keeps of a sequence; train: "
+        "with it; rule: the recurrence itself; state: what decoding keeps of a sequence"
+        f"{after}; train: "
         "what autograd keeps of a token in the torch form; both in float32.[/dim]"
     )
+
+
+def _stack_text(kinds: Sequence[tuple[str, str]]) -> str:
+    """Layers that are alike and stand together, as in 3 gated_delta_net + swiglu."""
+    runs = [(len(list(run)), pair) for pair, run in groupby(kinds)]
+    return ", ".join(f"{count} {mixer} + {ffn}" for count, (mixer, ffn) in runs)
+
+
+def _state_text(state: StateAccount) -> str:
+    """A line about the state of one kind."""
+    size = f"{state.state_bytes / 1024:,.1f} KiB"
+    layers = f"{state.layers} layer{'s' if state.layers > 1 else ''}"
+    start = f"state of {state.kind}, {layers}: {size} an occurrence"
+    if not state.grows:
+        return f"{start}, whatever the number of tokens"
+    end = "without end" if state.stops_at is None else f"up to {state.stops_at:,} tokens"
+    tokens = f"after {CONTEXT - 1:,} tokens; it grows by {state.first_token_bytes:,} bytes a token"
+    return f"{start} {tokens} {end}"
 
 
 def _schedule_table(described: Description) -> Table:

@@ -213,3 +213,12 @@ register(
         command="mixerloop transport",
     )
 )
+register(
+    Measure(
+        name="routing",
+        label="routing divergence",
+        result="mixerloop.transport.routing_result:RoutingResult",
+        take="mixerloop.studies.measuring:take_routing",
+        command="mixerloop evaluate routing",
+    )
+)

@@ -18,6 +18,7 @@ from small_model import training_file
 BUNDLE = Path(__file__).parents[1] / "data" / "core_bundle"
 VOCAB = 300
 TRAIN = {"global_batch": 2, "checkpoint_every": 2, "evaluate_windows": 8}
+EXPERTS = {"ffn": "experts", "num_experts": 4, "schedule": "full_loop(2)"}
 STUDY = """
 title = "A small study"
 about = "For the tests."
@@ -124,6 +125,14 @@ def _text_config(place: Place) -> None:
 
 def _hops_config(place: Place) -> None:
     place.write("hops.toml", training_file("hops", train=TRAIN, schedule="mixer_loop(2)"))
+
+
+def _experts_config(place: Place) -> None:
+    place.write("experts.toml", training_file("hops", train=TRAIN, **EXPERTS))
+
+
+def _experts_run(place: Place) -> None:
+    place.trained("experts.toml", "expertsrun")
 
 
 def _run(place: Place) -> None:
@@ -238,6 +247,8 @@ MAKERS: dict[str, tuple[tuple[str, ...], Callable[[Place], None]]] = {
     "half": (("data", "text.toml"), _half),
     "asked": (("run",), _asked),
     "hopsrun": (("hops", "hops.toml"), _hops_run),
+    "experts.toml": ((), _experts_config),
+    "expertsrun": (("hops", "experts.toml"), _experts_run),
     "study": (("study.toml", "hops.toml"), _study),
     "halfstudy": (("halfstudy.toml", "hops.toml"), _half_study),
     "exported": (("run",), lambda place: place.verb("export", "run", "--out", "exported")),

@@ -163,6 +163,11 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ),
     ("evaluate", "hops"): Command(**_HOPS, options={"--sequences": ("16",)}),
     ("evaluate", "task"): Command(**_HOPS, options={"--sequences": ("16",)}),
+    ("evaluate", "routing"): Command(
+        positional={"run": ("expertsrun",)},
+        options={"--windows": ("2",)},
+        brings=("expertsrun", "hops"),
+    ),
     ("evaluate", "compare"): Command(
         positional={"run-paths": ("run", "other")}, brings=("run", "other")
     ),

@@ -15,7 +15,7 @@ import torch
 import needs
 from command_line import mixerloop, refused
 from mixerloop.benchmarking import core_speed as core
-from mixerloop.benchmarking import measure
+from mixerloop.benchmarking import measure, training_steps
 from mixerloop.benchmarking import operator_speed as operator
 from mixerloop.benchmarking import training_speed as training
 from mixerloop.benchmarking.implementation import Implementation, with_autograd
@@ -110,6 +110,21 @@ def check_best_peer(shape, direction):
     assert ratios[best] == [ratio, *quartiles]
 
 
+def test_mixers_are_timed_beside_gated_delta_net():
+    arguments = ("--size", "nano", "--batch", "1", "--length", "24", "--compute-dtype", "float32")
+    mixers = ("--loops", "no_loop", "--mixer", "mamba2,retention", "attention")
+    done = mixerloop("bench", "train", *arguments, *mixers, "--repeats", "2", "--json")
+    cases = json.loads(done.stdout)["mixers"]
+    names = ["gated_delta_net", "mamba2", "retention", "attention"]
+    assert [case["mixer"] for case in cases] == names
+    for case in cases:
+        median, low, high = case["over_gated_delta_net"]
+        assert 0 < low <= median <= high
+        assert 0.9 < case["parameters"] / cases[0]["parameters"] < 1.1
+        has_peer = case["mixer"] == "attention" and needs.is_installed("transformers")
+        assert (case["over_transformers"] is not None) == has_peer
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -117,6 +132,7 @@ def check_best_peer(shape, direction):
         (("prefill", "--batches", "0"), "batches must be at least 1, got 0"),
         (("train", "--loops", "mixer_lop"), "did you mean"),
         (("train", "--repeats", "0"), "repeats must be at least 1"),
+        (("train", "--mixer", "mamba3"), "unknown mixer 'mamba3'; did you mean mamba2?"),
         (("operator", "--shapes", "15n"), "unknown shape '15n'; did you mean 15m?"),
         (("operator", "--shapes"), "name at least one shape"),
         (("prefill", "--batches"), "name at least one batch"),
@@ -223,7 +239,7 @@ def test_what_is_no_number_is_not_close():
 
 
 def test_a_wrong_gradient_of_one_small_weight_stops_the_training_benchmark(monkeypatch):
-    real = training._gradients
+    real = training_steps._gradients
 
     def off(config, compute_dtype, form):
         found = real(config, compute_dtype, form)
@@ -231,9 +247,9 @@ def test_a_wrong_gradient_of_one_small_weight_stops_the_training_benchmark(monke
             found["layers.0.mixer.A_log"] = found["layers.0.mixer.A_log"] * 1.01
         return found
 
-    monkeypatch.setattr(training, "_gradients", off)
+    monkeypatch.setattr(training_steps, "_gradients", off)
     with pytest.raises(FloatingPointError, match=r"gradient of layers\.0\.mixer\.A_log is off"):
-        training._check(preset("nano"), "float32", "native")
+        training_steps.check_gradients(preset("nano"), "float32", "native")
 
 
 def test_ratios_are_taken_round_by_round():

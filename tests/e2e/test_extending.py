@@ -16,14 +16,14 @@ config = mixerloop.load_config(sys.argv[1])
 config = dataclasses.replace(
     config,
     model=config.model.changed(
-        num_layers=2, vocab_size=16, schedule="early_loop(2)", mixer="leaky_mean",
+        num_layers=2, vocab_size=16, schedule="early_loop(2)", mixer="running_mean",
         ffn="squared_relu", d_squared=24, damping="mixer",
     ),
     data=dataclasses.replace(config.data, path="data/echo"),
 )
 trained = mixerloop.train(config, "run")
 subject = mixerloop.open_subject("run")
-assert subject.provenance().forms["leaky_mean"] == "torch"
+assert subject.provenance().forms["running_mean"] == "torch"
 assert len(mixerloop.evaluate_task(subject).accuracy_by_group) == 10
 assert mixerloop.measure_transport(subject).intact_max_abs_error == 0
 assert measure_norms(subject).mean_norm.lower > 0

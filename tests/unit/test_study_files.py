@@ -79,7 +79,7 @@ def test_what_the_paper_measured_in_bfloat16_is_measured_in_bfloat16(name, tmp_p
     assert part.compute_dtype == "bfloat16"
     in_bfloat16 = {name for name, dtype in part.measure_in.items() if dtype == "bfloat16"}
     assert in_bfloat16 == {"core", "transport"}
-    others = {"nll": "float32", "hops": "float32", "task": "float32"}
+    others = dict.fromkeys(("nll", "hops", "task", "routing"), "float32")
     assert part.measure_in == others | {"core": "bfloat16", "transport": "bfloat16"}
 
 

@@ -90,6 +90,8 @@ class TrainSettings:
     """A preset, a run or an exported folder; its weights do not matter and are drawn afresh."""
     loops: tuple[str, ...] = ("no_loop", "mixer_loop", "full_loop")
     """The schedules to train."""
+    mixer: tuple[str, ...] = ()
+    """Time these mixers, with as many parameters, against gated_delta_net instead."""
     batch: int = 4
     """Windows of a step."""
     length: int = 1024

@@ -135,7 +135,9 @@ def decode_text(bench: DecodeBench) -> str:
 
 
 def train_text(bench: TrainBench) -> str:
-    """A table of the training steps of all loops."""
+    """A table of the training steps of all loops, or of all mixers."""
+    if bench.mixers:
+        return _mixers_text(bench)
     table = table_of("loop", "step, ms", "products alone, ms", "tokens/s", "step over products")
     for case in bench.cases:
         low, high = case.gemm_floor_ratio_quartiles
@@ -155,6 +157,21 @@ def train_text(bench: TrainBench) -> str:
             "products: every projection and the head, forward and backward",
         )
     )
+
+
+def _mixers_text(bench: TrainBench) -> str:
+    table = table_of(
+        *("loop", "mixer", "M parameters", "step, ms", "over gated_delta_net", "over transformers")
+    )
+    for case in bench.mixers:
+        over = case.over_transformers
+        table.add_row(
+            *(case.loop, case.mixer, f"{case.parameters / 1e6:.2f}"),
+            _spread(case.step_milliseconds),
+            _times(case.over_gated_delta_net.median, case.over_gated_delta_net[1:]),
+            "" if over is None else _times(over.median, over[1:]),
+        )
+    return "\n".join((_machine(), text_of(table), f"in {bench.provenance['compute_dtype']}"))
 
 
 def train_line(case: TrainCase) -> str:

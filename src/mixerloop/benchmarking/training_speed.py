@@ -10,24 +10,17 @@ from torch import Tensor, nn
 from mixerloop import machine
 from mixerloop.benchmarking.conditions import check_tokens_fit, config_of, provenance_of
 from mixerloop.benchmarking.measure import Quartiles, interleaved
+from mixerloop.benchmarking.mixer_speed import MixerCase, measure_mixers
 from mixerloop.benchmarking.settings import TrainSettings
+from mixerloop.benchmarking.training_steps import check_gradients, training_step
 from mixerloop.config import ComputeDtype, FormChoice, ModelConfig
-from mixerloop.data.batches import Batch
 from mixerloop.model.initialization import fresh_model
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.notation import resolve
 from mixerloop.ops.precision import choose_compute_dtype
 from mixerloop.ops.sliced_cross_entropy import SLICE_TOKENS
 from mixerloop.parsing import one_of
-from mixerloop.training.gradients import Computation, accumulate, clip
-from mixerloop.training.loss import SummedLoss
-from mixerloop.training.optimizer import make_optimizer
-from mixerloop.training.parallel import ParallelLoss, Ranks
 
-PEAK_LR, WEIGHT_DECAY, CLIP_NORM = 5e-4, 0.1, 1.0
-CHECKED_TOKENS = 80
-AGREE = 1e-3  # relative to the norm of a parameter's gradient, in float32
-SMALLEST = 1e-5  # relative to the norm of the whole gradient; anything smaller is rounding
 Product = tuple[int, int, int]
 """The sizes of a matrix product: tokens, inputs, outputs."""
 
@@ -51,9 +44,11 @@ class TrainCase:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainBench:
-    """The times of all loops, and the conditions they were taken under."""
+    """The times of all loops or mixers, and the conditions they were taken under."""
 
     cases: tuple[TrainCase, ...]
+    mixers: tuple[MixerCase, ...] = ()
+    """Each mixer beside Gated DeltaNet, if mixers were named; there are no `cases` then."""
     provenance: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
@@ -66,7 +61,10 @@ def bench_train(
     *,
     progress: Callable[[TrainCase], None] | None = None,
 ) -> TrainBench:
-    """Time training steps of each loop; `progress` is called with each case when it is timed."""
+    """Time training steps of each loop; `progress` is called with each case when it is timed.
+
+    With mixers in the settings, their steps are timed against those of Gated DeltaNet instead.
+    """
     settings = TrainSettings() if settings is None else settings
     settings.check()
     machine.keep_freed_memory()
@@ -77,8 +75,20 @@ def bench_train(
     check_tokens_fit(config, settings.batch * settings.length, residuals=most, what=what)
     compute_dtype = choose_compute_dtype(settings.compute_dtype, "cpu")
     neighbours = machine.Neighbours()
-    cases = []
+    cases, mixers = [], []
     for loop in settings.loops:
+        if settings.mixer:
+            mixers += measure_mixers(
+                config,
+                loop,
+                [name for text in settings.mixer for name in text.split(",")],
+                batch=settings.batch,
+                length=settings.length,
+                compute_dtype=compute_dtype,
+                repeats=settings.repeats,
+                form=form,
+            )
+            continue
         case = measure_training(
             settings.size,
             config,
@@ -95,7 +105,7 @@ def bench_train(
     provenance = provenance_of(
         neighbours, compute_dtype=compute_dtype, repeats=settings.repeats, form=form
     )
-    return TrainBench(cases=tuple(cases), provenance=provenance)
+    return TrainBench(cases=tuple(cases), mixers=tuple(mixers), provenance=provenance)
 
 
 def measure_training(
@@ -111,7 +121,7 @@ def measure_training(
 ) -> TrainCase:
     """Check gradients against the torch form in float32, then time steps and matrix products."""
     config = replace(config, schedule=loop)
-    _check(config, compute_dtype, form)
+    check_gradients(config, compute_dtype, form)
     model = fresh_model(config, seed=0, form=form)
     step = training_step(model, batch, length, compute_dtype)
     products = all_products(list(products_of(model, batch * length)), compute_dtype)
@@ -130,26 +140,6 @@ def measure_training(
         gemm_floor_ratio=ratio.median,
         gemm_floor_ratio_quartiles=(ratio.lower, ratio.upper),
     )
-
-
-def training_step(
-    model: LoopedLM, batch: int, length: int, compute_dtype: ComputeDtype
-) -> Callable[[], None]:
-    """A function that runs a training step without reading a batch: gradient, clipping, update."""
-    ranks = Ranks()
-    engine = ParallelLoss(SummedLoss(model), ranks=ranks, parallel="ddp")
-    optimizer = make_optimizer(model, peak_lr=PEAK_LR, weight_decay=WEIGHT_DECAY)
-    computation = Computation(micro_batch=batch, compute_dtype=compute_dtype, ranks=ranks)
-    windows = _windows(model.config.vocab_size, batch, length)
-    parameters = list(model.parameters())
-
-    def step() -> None:
-        optimizer.zero_grad()
-        accumulate(engine, windows, computation)
-        clip(parameters, CLIP_NORM)
-        optimizer.step()
-
-    return step
 
 
 def products_of(model: LoopedLM, tokens: int) -> Iterator[Product]:
@@ -187,45 +177,3 @@ def all_products(products: list[Product], compute_dtype: ComputeDtype) -> Callab
             torch.mm(d_y.T, x, out=d_weight)
 
     return run
-
-
-def _check(config: ModelConfig, compute_dtype: ComputeDtype, form: FormChoice) -> None:
-    """Check gradients against the torch form in float32.
-
-    In float32 the gradient of each parameter must agree. In bfloat16 the error of the whole
-    gradient may be 1.5 times the error of the torch form in bfloat16.
-    """
-    wanted = _gradients(config, "float32", "torch")
-    whole = torch.cat(list(wanted.values()))
-    for name, got in _gradients(config, "float32", form).items():
-        off = (got - wanted[name]).norm() / wanted[name].norm().clamp_min(SMALLEST * whole.norm())
-        _check_error(AGREE, float(off), f"{config.schedule}: the gradient of {name}")
-    if compute_dtype == "float32":
-        return
-    torchs, ours = (
-        float((torch.cat(list(gradients.values())) - whole).norm() / whole.norm())
-        for gradients in (_gradients(config, compute_dtype, form) for form in ("torch", form))
-    )
-    _check_error(1.5 * torchs, ours, f"{config.schedule}: the gradient in {compute_dtype}")
-
-
-def _check_error(bound: float, off: float, what: str) -> None:
-    if not off <= bound:
-        raise FloatingPointError(f"{what} is off by {off:.1e} of its length, more than {bound:.1e}")
-
-
-def _gradients(
-    config: ModelConfig, compute_dtype: ComputeDtype, form: FormChoice
-) -> dict[str, Tensor]:
-    model, ranks = fresh_model(config, seed=0, form=form), Ranks()
-    engine = ParallelLoss(SummedLoss(model), ranks=ranks, parallel="ddp")
-    computation = Computation(micro_batch=1, compute_dtype=compute_dtype, ranks=ranks)
-    accumulate(engine, _windows(config.vocab_size, 1, CHECKED_TOKENS), computation)
-    named = ((name, parameter.grad) for name, parameter in model.named_parameters())
-    return {name: grad.flatten() for name, grad in named if grad is not None}
-
-
-def _windows(vocab_size: int, batch: int, length: int) -> Batch:
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(vocab_size, (batch, length + 1), generator=generator).numpy()
-    return Batch(step=0, inputs=tokens[:, :-1].copy(), labels=tokens[:, 1:].copy())

@@ -57,6 +57,7 @@ TRAIN_HELP = """Whole training steps against their matrix products alone.
 examples:
   mixerloop bench train
   mixerloop bench train --size 15m --loops mixer_loop --batch 1 --repeats 3
+  mixerloop bench train --loops no_loop --mixer attention mamba2
 """
 TRANSPORT_HELP = """All policies from one shared walk against a whole forward pass for each policy.
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mixerloop.evaluation.hops_result import HopsResult
     from mixerloop.evaluation.nll_result import NllResult
     from mixerloop.evaluation.task_result import GroupAccuracy
+    from mixerloop.transport.routing_result import RoutingResult
 
 HELP = """Measure trained models, each figure with its interval, and compare them.
 
@@ -43,6 +44,12 @@ A second table is for sequences about twice as long or deep as in training, if t
 examples:
   mixerloop evaluate task RUN
   mixerloop evaluate task RUN --data data/hops --json
+"""
+ROUTING_HELP = """How many tokens change their experts from pass to pass, layer by layer.
+
+examples:
+  mixerloop evaluate routing RUN
+  mixerloop evaluate routing RUN --schedule "ffn_loop(3)" --json
 """
 NLL_HELP = """Next-token NLL and bits per byte of the held-out set, by document and position.
 
@@ -182,6 +189,59 @@ def _show_nll(run: str, result: "NllResult") -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Routing(Evaluating):
+    """The options of `mixerloop evaluate routing`."""
+
+    data: Path | None = None
+    """A prepared folder; by default the data that the run was trained on."""
+    windows: int = 16
+    """Held-out windows to measure."""
+    context: int = 128
+    """Tokens of a window."""
+    second_draw: bool = False
+    """Draw other windows, none of which is in the first draw."""
+    seed: int = 0
+    """Seed of the draw and of the resampling."""
+
+    def run(self) -> None:
+        """Measure routing divergence, and print a table or JSON."""
+        from mixerloop.transport.measurement import Looking
+        from mixerloop.transport.routing import measure_routing
+
+        looking = Looking(
+            windows=self.windows,
+            positions=1,
+            context=self.context,
+            second_draw=self.second_draw,
+            seed=self.seed,
+        )
+        subject = self.open()
+        result = measure_routing(subject, looking, data=self.data)
+        if self.json:
+            print(json_text(encode(result)), end="")
+            return
+        _show_routing(str(self.run_path), result)
+        print(where_kept(subject, result))
+
+
+def _show_routing(run: str, result: "RoutingResult") -> None:
+    print(f"{run}, schedule {result.schedule}: {result.windows} windows of {result.context} tokens")
+    table = table_of(
+        *("layer", "pass", "tokens that change", "95 % interval", "experts that are new", "chance")
+    )
+    for layer in result.layers:
+        for number, (changed, moved) in enumerate(
+            zip(layer.changed, layer.moved, strict=True), start=2
+        ):
+            table.add_row(
+                *(str(layer.layer), str(number), f"{changed.value:.3f}"),
+                f"{changed.lower:.3f} to {changed.upper:.3f}",
+                *(f"{moved.value:.3f}", f"{layer.moved_by_chance:.3f}"),
+            )
+    print_table(table)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluate:
     """The options of `mixerloop evaluate`."""
 
@@ -190,6 +250,7 @@ class Evaluate:
         | Annotated[Core, tyro.conf.subcommand("core", description=CORE_HELP)]
         | Annotated[Hops, tyro.conf.subcommand("hops", description=HOPS_HELP)]
         | Annotated[TaskAccuracy, tyro.conf.subcommand("task", description=TASK_HELP)]
+        | Annotated[Routing, tyro.conf.subcommand("routing", description=ROUTING_HELP)]
         | Annotated[Compare, tyro.conf.subcommand("compare", description=COMPARE_HELP)]
     )
 

@@ -31,21 +31,25 @@ def _options() -> list[tuple[str, Any, Any]]:
 
 
 def _kind_options() -> list[tuple[str, Any, Any]]:
-    """The options of every kind: `model.OPTION`, or `model.KIND.OPTION` where kinds share a name.
+    """The options of every kind: `model.OPTION`, and `model.KIND.OPTION` where kinds share a name.
 
     The option of a pass rule is `model.RULE`, and its value is the unit.
     """
     shared = Counter(name for kind in KINDS for name in option_names(kind))
-    options = []
+    options, listed = [], set[str]()
     for kind in KINDS.values():
         if kind.role == "pass rule":
             text = f"{kind.name}: {_docstrings(kind.options).get('unit', 'its unit')}"
             options.append(_option("model", kind.name, str, text, ""))
             continue
-        alone = {name for name in option_names(kind.name) if shared[name] == 1}
-        common = set(option_names(kind.name)) - alone
-        options += _fields("model", kind.options, without=common)
-        options += _fields(f"model.{kind.name}", kind.options, without=alone)
+        names = set(option_names(kind.name))
+        options += _fields("model", kind.options, without=listed & names)
+        options += _fields(
+            f"model.{kind.name}",
+            kind.options,
+            without={name for name in names if shared[name] == 1},
+        )
+        listed |= names
     return options
 
 
@@ -74,7 +78,15 @@ def _option(section: str, key: str, kind: Any, text: str, hint: str) -> tuple[st
 
 
 def _docstrings(cls: type) -> dict[str, str]:
-    """The string under each field of a dataclass."""
+    """The string under each field of a dataclass and of its base classes."""
+    docstrings: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if dataclasses.is_dataclass(base):
+            docstrings |= _own_docstrings(base)
+    return docstrings
+
+
+def _own_docstrings(cls: type) -> dict[str, str]:
     try:
         source = inspect.getsource(cls)
     except OSError:  # of a class from a notebook

@@ -4,6 +4,7 @@ Every figure is read off real modules: weights are counted in the model itself, 
 decoding would start from, and activations are the ones autograd keeps for a layer that really runs.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor
 
 from mixerloop.config import ModelConfig
+from mixerloop.kinds import LARGEST_SIZE
 from mixerloop.model.initialization import fresh_model, meta_model
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.model.sublayer import Cost, SublayerModule
+from mixerloop.model.sublayer import Cost, SublayerModule, has_state
 from mixerloop.notation import notation
 from mixerloop.schedule import (
     BLOCK,
@@ -27,6 +29,7 @@ from mixerloop.schedule import (
 
 PROBE_TOKENS = 128
 CONTEXT = 1024  # paper, "Training Settings"
+LONGEST = LARGEST_SIZE  # tokens; the longest window that a mixer can have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +106,59 @@ class ScheduleAccount:
     """What decoding keeps of a sequence."""
     activation_bytes_per_token: int
     """What autograd keeps for the backward, without the head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateAccount:
+    """What one occurrence of a kind keeps of a sequence while decoding, in float32."""
+
+    kind: str
+    layers: int
+    """Layers of this kind."""
+    state_bytes: int
+    """After the tokens that the account is of."""
+    first_token_bytes: int
+    """What the first token adds; 0 if the state has a constant size."""
+    stops_at: int | None
+    """Tokens from which on the state stops growing: 0 for a constant size, None for no end."""
+
+    @property
+    def grows(self) -> bool:
+        """Whether the size of the state depends on the number of tokens."""
+        return self.stops_at != 0
+
+
+def account_states(
+    config: ModelConfig, *, prefix_tokens: int = CONTEXT - 1
+) -> tuple[StateAccount, ...]:
+    """The state of each kind of sublayer that keeps one, after `prefix_tokens` tokens."""
+    layers = Counter(kind for pair in config.layer_kinds() for kind in pair)
+    sublayers: dict[str, SublayerModule] = {}
+    for layer, pair in zip(meta_model(config).layers, config.layer_kinds(), strict=True):
+        sublayers |= dict(zip(pair, (layer.mixer, layer.ffn), strict=True))
+    return tuple(
+        StateAccount(
+            kind=kind,
+            layers=layers[kind],
+            state_bytes=sublayer.cost(prefix_tokens).state_bytes,
+            first_token_bytes=sublayer.cost(1).state_bytes - sublayer.cost(0).state_bytes,
+            stops_at=_stops_growing_at(sublayer),
+        )
+        for kind, sublayer in sublayers.items()
+        if has_state(sublayer)
+    )
+
+
+def _stops_growing_at(sublayer: SublayerModule) -> int | None:
+    """The least number of tokens after which the state has its final size."""
+
+    def size_after(num_tokens: int) -> int:
+        return sublayer.cost(num_tokens).state_bytes
+
+    final = size_after(LONGEST)
+    if size_after(2 * LONGEST) != final:
+        return None
+    return bisect_left(range(LONGEST), final, key=size_after)
 
 
 def account_model(config: ModelConfig, *, prefix_tokens: int = CONTEXT - 1) -> ModelAccount:

@@ -14,15 +14,16 @@ from torch import Tensor, nn
 
 from mixerloop.config import FormChoice, InitRule, ModelConfig, check_seed
 from mixerloop.draws import Draws
+from mixerloop.model.grouped_linear import GroupedLinear
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.model.memory import check_fits_memory, sizes_text
 from mixerloop.model.sublayer import WEIGHT_STD
 from mixerloop.parsing import one_of
 from mixerloop.schedule import BLOCK, Schedule, Sublayer, num_passes_of
 
-MATRICES = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
+MATRICES = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, GroupedLinear)
 NORMS = (nn.RMSNorm, nn.LayerNorm, nn.GroupNorm)
-"""Layers of torch whose initial values are known: a normal draw or ones, and zero biases."""
+"""Layers whose initial values are known: a normal draw or ones, and zero biases."""
 
 
 def fresh_model(

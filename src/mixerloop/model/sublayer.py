@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mixerloop.config import Form
@@ -105,6 +105,20 @@ class MixerModule(SublayerModule):
 
 class FFNModule(SublayerModule):
     """An ffn. Its last projection is called `down_proj`, which `init = "released"` shrinks."""
+
+
+class RoutedFFN(FFNModule):
+    """An ffn that chooses experts for each token."""
+
+    num_experts: int
+    num_chosen: int
+    """Experts that a token uses."""
+
+    @abstractmethod
+    def chosen_experts(
+        self, x: Float[Tensor, "batch seq d_model"]
+    ) -> Int[Tensor, "batch seq chosen"]:
+        """The experts that each of these normalised tokens uses."""
 
 
 def mixer_kind(name: str, options: type[Any]) -> Callable[[Class], Class]:

@@ -4,7 +4,7 @@ Every occurrence is a box in the row of its layer. Loops show as boxes that come
 the length of a strip is the compute of one token. The colours suit light and dark pages.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from mixerloop.notation import notation, shortened
@@ -31,15 +31,20 @@ STYLE = """
 """The selectors match this picture only, since a style inside a page applies to the whole page."""
 
 
-def draw(schedules: Mapping[str, Schedule], cost: Mapping[Sublayer, float]) -> str:
-    """An SVG of schedules over one stack, to one scale; `cost` is the cost of one occurrence."""
-    lengths = {name: sum(cost[o.sublayer] for o in s) for name, s in schedules.items()}
+Cost = Mapping[Sublayer, float]
+"""The cost of one occurrence of each sublayer."""
+
+
+def draw(schedules: Mapping[str, Schedule], cost: Cost, *, by_layer: Sequence[Cost] = ()) -> str:
+    """An SVG of schedules over one stack, to one scale; `by_layer`: where layers cost unequally."""
+    costs = by_layer or [cost] * max(map(num_layers_of, schedules.values()))
+    lengths = {name: sum(costs[o.layer][o.sublayer] for o in s) for name, s in schedules.items()}
     longest = max(lengths.values())
     parts = [_legend()]
     top = LEGEND_HEIGHT
     for name, schedule in schedules.items():
         parts.append(_title(name, schedule, lengths[name] / longest, top))
-        parts.append(_strip(schedule, cost, WIDTH / longest, top + TITLE_HEIGHT))
+        parts.append(_strip(schedule, costs, WIDTH / longest, top + TITLE_HEIGHT))
         top += TITLE_HEIGHT + ROW_HEIGHT * num_layers_of(schedule) + STRIP_GAP
     alternative = escape(", ".join(f"{name} {notation(s)}" for name, s in schedules.items()))
     height = top - STRIP_GAP + 2
@@ -70,14 +75,14 @@ def _title(name: str, schedule: Schedule, share: float, top: float) -> str:
     )
 
 
-def _strip(schedule: Schedule, cost: Mapping[Sublayer, float], scale: float, top: float) -> str:
+def _strip(schedule: Schedule, costs: Sequence[Cost], scale: float, top: float) -> str:
     parts = []
     for layer in range(num_layers_of(schedule)):
         y = top + ROW_HEIGHT * (layer + 0.5)
         parts.append(f'<path class="row" d="M0 {y}H{WIDTH}"/>')
     x = 0.0
     for occurrence in schedule:
-        width = cost[occurrence.sublayer] * scale
+        width = costs[occurrence.layer][occurrence.sublayer] * scale
         y = top + ROW_HEIGHT * occurrence.layer + 1
         parts.append(
             f'<rect class="{occurrence.sublayer}" x="{x + 0.5:.2f}" y="{y}" '

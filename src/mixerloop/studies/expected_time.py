@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from mixerloop.benchmarking.training_speed import training_step
+from mixerloop.benchmarking.training_steps import training_step
 from mixerloop.config import RunConfig
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import fresh_model, meta_model

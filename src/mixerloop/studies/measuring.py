@@ -20,6 +20,8 @@ from mixerloop.studies.variants import Variant
 from mixerloop.subject import Subject
 from mixerloop.transport.measurement import Looking, measure_transport
 from mixerloop.transport.result import TransportResult
+from mixerloop.transport.routing import measure_routing
+from mixerloop.transport.routing_result import RoutingResult
 
 
 class Take(Protocol):
@@ -64,16 +66,25 @@ def take_core(subject: Subject, variant: Variant, line: ProgressLine) -> CoreRes
 
 def take_transport(subject: Subject, variant: Variant, line: ProgressLine) -> TransportResult:
     """Transport of the trained model and of its control before training, with figures."""
-    settings = variant.part.transport
-    looking = Looking(
-        windows=settings.windows,
-        positions=settings.positions,
-        context=settings.context,
-        removal=settings.removal,
-    )
+    looking = _looking(variant)
     result = measure_transport(subject, looking, control=True, progress=counting(line, "windows"))
     assert subject.results is not None  # a run under its own schedule has a results folder
     warning = write_transport_figures(result, subject.results)
     if warning is not None:
         line.say(warning)
     return result
+
+
+def take_routing(subject: Subject, variant: Variant, line: ProgressLine) -> RoutingResult:
+    """Routing divergence in the windows of transport."""
+    return measure_routing(subject, _looking(variant))
+
+
+def _looking(variant: Variant) -> Looking:
+    settings = variant.part.transport
+    return Looking(
+        windows=settings.windows,
+        positions=settings.positions,
+        context=settings.context,
+        removal=settings.removal,
+    )

@@ -26,7 +26,7 @@ from mixerloop.interop.hf.configuration import (
     ScheduleConfig,
 )
 from mixerloop.interop.released_config import FFN, RESIDUAL, released_mixer
-from mixerloop.model.mixers.gated_delta_net import draw_log_rates, draw_step_biases
+from mixerloop.model.decay_draws import draw_log_rates, draw_step_biases
 from mixerloop.model.passes import Passes
 from mixerloop.model.sublayer import Losses, Output, State
 from mixerloop.model.walk import walk

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mixerloop import draws as exact
 from mixerloop.config import Form
 from mixerloop.draws import Draws
 from mixerloop.kinds import GatedDeltaNetOptions
+from mixerloop.model.decay_draws import draw_log_rates, draw_step_biases
 from mixerloop.model.norm import RMSNorm
 from mixerloop.model.sublayer import WEIGHT_STD, Cost, MixerModule, Output, Place, State
 from mixerloop.ops.gated_delta_mixing import (
@@ -20,10 +20,6 @@ from mixerloop.ops.gated_delta_mixing import (
     is_fused,
     mixing_without_context,
 )
-
-LARGEST_RATE = 16.0  # of exp(A_log), which is drawn from 0 on
-STEP_RANGE = (0.001, 0.1)  # softplus(dt_bias)
-SOFTPLUS_TERMS = 12  # of the series of expm1, at steps this small
 
 
 class GatedDeltaNetState(NamedTuple):
@@ -134,22 +130,3 @@ class GatedDeltaNet(MixerModule):
             dt_bias=self.dt_bias,
             norm=self.output_norm.weight,
         )
-
-
-def draw_log_rates(num_heads: int, draws: Draws) -> np.ndarray:
-    """A_log of fresh heads: decay rates are uniform from 0 on."""
-    return exact.log(LARGEST_RATE * draws.uniforms(num_heads))
-
-
-def draw_step_biases(num_heads: int, draws: Draws) -> np.ndarray:
-    """dt_bias of fresh heads: the logarithms of time steps are uniform."""
-    low, high = exact.log(np.array(STEP_RANGE))
-    return _inverse_softplus(exact.exp(low + (high - low) * draws.uniforms(num_heads)))
-
-
-def _inverse_softplus(step: np.ndarray) -> np.ndarray:
-    """log(e^step - 1) of small steps, by the series of e^step - 1."""
-    series = np.ones_like(step)
-    for term in range(SOFTPLUS_TERMS, 1, -1):
-        series = series * (step / term) + 1
-    return exact.log(step * series)

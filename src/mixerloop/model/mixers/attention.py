@@ -1,0 +1,139 @@
+"""Causal softmax attention: every token reads all earlier tokens, or those in its window."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mixerloop.config import Form
+from mixerloop.kinds import AttentionOptions
+from mixerloop.model.norm import RMSNorm
+from mixerloop.model.rotary import Rotary, positions_after
+from mixerloop.model.sublayer import Cost, MixerModule, Output, Place, State
+
+Read = Float[Tensor, "batch seq heads d_head"]
+
+
+class AttentionState(NamedTuple):
+    """Keys and values so far, or the last `window - 1` of them; keys have turned already."""
+
+    keys: Float[Tensor, "batch kept kv_heads d_head"]
+    values: Float[Tensor, "batch kept kv_heads d_head"]
+    num_tokens: Int[Tensor, " batch"]
+    """Tokens so far, which is the position of the next token."""
+
+
+class Attention(MixerModule):
+    """Projections, rotary positions, torch's attention, an optional gate, projection."""
+
+    def __init__(self, options: AttentionOptions, place: Place) -> None:
+        super().__init__()
+        self.num_heads, self.d_head = options.num_heads, options.d_head
+        self.num_kv_heads, self.window = options.kv_heads, options.window
+        d_inner, d_kv = self.num_heads * self.d_head, self.num_kv_heads * self.d_head
+        self.qkv_proj = nn.Linear(place.d_model, d_inner + 2 * d_kv, bias=False)
+        self.output_proj = nn.Linear(d_inner, place.d_model, bias=False)
+        self.gate_proj = (
+            nn.Linear(place.d_model, d_inner, bias=False) if options.output_gate else None
+        )
+        self.query_norm = self.key_norm = self.rotary = None
+        if options.query_key_norm:
+            self.query_norm, self.key_norm = (
+                RMSNorm(self.d_head, place.norm_eps, form=place.form) for _ in range(2)
+            )
+        if options.rotary != "none":
+            self.rotary = Rotary(self.d_head, base=options.rotary_base, pairs=options.rotary)
+
+    def forward(self, x: Float[Tensor, "batch seq d_model"], state: State | None = None) -> Output:
+        """Mix tokens with those before them."""
+        batch, seq, _ = x.shape
+        query, key, value = self._heads(x)
+        old = self.initial_state(batch, value.dtype, x.device) if state is None else state
+        old_keys, old_values, num_tokens = old
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if self.rotary is not None:
+            positions = positions_after(None if state is None else num_tokens, seq, x.device)
+            query, key = self.rotary(query, key, positions)
+        key = key.to(value.dtype)
+        if old_keys.shape[1]:
+            key = torch.cat([old_keys.to(value.dtype), key], dim=1)
+            value = torch.cat([old_values.to(value.dtype), value], dim=1)
+        update = self._projected(self._read(query.to(value.dtype), key, value), x)
+        return Output(update, AttentionState(*self._kept(key, value), num_tokens + seq))
+
+    def context_off(
+        self, x: Float[Tensor, "batch seq d_model"]
+    ) -> Float[Tensor, "batch seq d_model"]:
+        """The update when each token reads its own value."""
+        value = self._heads(x)[2]
+        return self._projected(value.repeat_interleave(self.num_heads // self.num_kv_heads, 2), x)
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> AttentionState:
+        """No keys and no values; they grow with the tokens, up to the window."""
+        empty = torch.zeros(batch, 0, self.num_kv_heads, self.d_head, dtype=dtype, device=device)
+        return AttentionState(empty, empty, torch.zeros(batch, dtype=torch.int64, device=device))
+
+    def cost(self, prefix_tokens: int) -> Cost:
+        """A token is compared with every token it sees, and reads all of their values."""
+        seen = prefix_tokens + 1 if self.window is None else min(prefix_tokens + 1, self.window)
+        kept = prefix_tokens if self.window is None else min(prefix_tokens, self.window - 1)
+        d_kv = self.num_kv_heads * self.d_head
+        count_bytes = 8  # the number of tokens, int64
+        return Cost(
+            projection_macs=sum(one.numel() for one in self.parameters() if one.ndim >= 2),
+            recurrence_macs=2 * self.num_heads * self.d_head * seen,
+            state_bytes=2 * 4 * d_kv * kept + count_bytes,
+        )
+
+    def forms(self) -> dict[str, Form]:
+        """Torch chooses its own kernel."""
+        return {"attention": "torch"}
+
+    def _heads(
+        self, x: Tensor
+    ) -> tuple[
+        Float[Tensor, "batch seq heads d_head"],
+        Float[Tensor, "batch seq kv_heads d_head"],
+        Float[Tensor, "batch seq kv_heads d_head"],
+    ]:
+        heads = self.qkv_proj(x).unflatten(-1, (-1, self.d_head))
+        query, key, value = heads.split(
+            [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=2
+        )
+        return query, key, value
+
+    def _read(self, query: Tensor, key: Tensor, value: Tensor) -> Read:
+        """What each token reads; `key` and `value` also hold the tokens before the first query."""
+        seq, num_keys = query.shape[1], key.shape[1]
+        fits = self.window is None or num_keys <= self.window
+        is_causal = fits and seq == num_keys and seq > 1
+        mask = None if is_causal or (fits and seq == 1) else self._mask(seq, num_keys, key.device)
+        read = F.scaled_dot_product_attention(
+            *(part.transpose(1, 2) for part in (query, key, value)),
+            attn_mask=mask,
+            is_causal=is_causal,
+            enable_gqa=self.num_kv_heads != self.num_heads,
+        )
+        return read.transpose(1, 2)
+
+    def _mask(self, seq: int, num_keys: int, device: torch.device) -> Tensor:
+        """Whether a query, one of the last `seq` tokens, sees a key."""
+        query = torch.arange(num_keys - seq, num_keys, device=device)[:, None]
+        key = torch.arange(num_keys, device=device)
+        sees = key <= query
+        return sees if self.window is None else sees & (key > query - self.window)
+
+    def _kept(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        if self.window is None or key.shape[1] < self.window:
+            return key, value
+        first = key.shape[1] - self.window + 1
+        return key[:, first:].clone(), value[:, first:].clone()
+
+    def _projected(self, read: Read, x: Tensor) -> Float[Tensor, "batch seq d_model"]:
+        read = read.flatten(2)
+        if self.gate_proj is not None:
+            read = read * self.gate_proj(x).sigmoid()
+        return self.output_proj(read)

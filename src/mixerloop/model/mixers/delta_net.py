@@ -1,0 +1,29 @@
+"""The DeltaNet mixer: a matrix memory that is corrected at every token, and never fades."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mixerloop.kinds import DeltaNetOptions
+from mixerloop.model.delta_mixer import DeltaMixer
+from mixerloop.model.linear_mixer import Prepared, RuleInputs, wide
+from mixerloop.model.sublayer import Place, State
+
+
+class DeltaNet(DeltaMixer):
+    """Short convolution, delta rule with a write strength for each head, output norm."""
+
+    def __init__(self, options: DeltaNetOptions, place: Place) -> None:
+        super().__init__(options, place)
+        self.write_proj = nn.Linear(place.d_model, options.num_heads, bias=False)
+
+    def prepare(self, x: Float[Tensor, "batch seq d_model"], carried: State | None) -> Prepared:
+        """Keys erase and write with one strength."""
+        query, key, value, carried = self.heads(x, carried)
+        write = self.largest_write * wide(self.write_proj(x)).sigmoid()[..., None]
+        return Prepared(RuleInputs(query, key, write * value, erase_key=write * key), carried)
+
+    def finish(
+        self, read: Float[Tensor, "batch seq heads d_value"], aside: tuple[Tensor, ...]
+    ) -> Float[Tensor, "batch seq values"]:
+        """Each head at unit mean square."""
+        return self.output_norm(read).flatten(-2)
