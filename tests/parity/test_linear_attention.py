@@ -257,6 +257,25 @@ def test_the_gated_delta_rule_is_the_member_that_erases_with_its_own_key(decay, 
     )
 
 
+@pytest.mark.parametrize(
+    "form", ["definition", "torch", pytest.param("native", marks=needs.KERNEL.mark)]
+)
+@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize("seq", [1, 20])
+def test_a_write_strength_stands_for_an_erase_key_and_a_value(decay, form, seq):
+    inputs = make_inputs(decay=decay, erase="none", seq=seq)
+    strength = torch.rand(inputs["key"].shape[:3], dtype=torch.float64)
+    short = results(inputs | {"write_strength": strength}, form)
+    erase_key, value = (strength[..., None] * inputs[name] for name in ("key", "value"))
+    long = results(inputs | {"value": value, "erase_key": erase_key}, "definition")
+    alone = linear_attention(**inputs, write_strength=strength, form=form)  # without gradients
+    for name, one in zip(("output", "state"), alone, strict=True):
+        torch.testing.assert_close(short[name], long[name], rtol=0, atol=1e-11)
+        torch.testing.assert_close(one, long[name], rtol=0, atol=1e-11)
+    with pytest.raises(ValueError, match="an erase key or a write strength, not both"):
+        linear_attention(**inputs, write_strength=strength, erase_key=erase_key, form=form)
+
+
 @pytest.mark.parametrize("form", ["torch", pytest.param("native", marks=needs.KERNEL.mark)])
 @pytest.mark.parametrize(("decay", "erase"), MEMBERS)
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

@@ -26,6 +26,7 @@ class RuleInputs(NamedTuple):
     value: Float[Tensor, "batch seq heads d_value"]
     log_decay: Float[Tensor, "batch seq heads *d_key"] | None = None
     erase_key: Float[Tensor, "batch seq heads d_key"] | None = None
+    write_strength: Float[Tensor, "batch seq heads"] | None = None
 
 
 class Prepared(NamedTuple):
@@ -49,8 +50,7 @@ class LinearMixer(MixerModule):
         super().__init__()
         self.num_heads, self.d_key, self.d_value = num_heads, d_key, d_value
         self.erases = erases
-        has_no_form = place.form == "fla" and erases  # fla has no kernel for erase keys
-        self.form: Form = "torch" if has_no_form else place.form
+        self.form: Form = place.form
 
     @abstractmethod
     def prepare(self, x: Float[Tensor, "batch seq d_model"], carried: State | None) -> Prepared:
@@ -82,7 +82,10 @@ class LinearMixer(MixerModule):
         """The update when each token writes to an empty memory and reads its own write."""
         alone = self.prepare(x.flatten(0, 1)[:, None], None)
         rule = alone.rule
-        read = (rule.query * rule.key).sum(-1, keepdim=True) * rule.value
+        written = rule.value
+        if rule.write_strength is not None:
+            written = rule.write_strength[..., None] * written
+        read = (rule.query * rule.key).sum(-1, keepdim=True) * written
         return self.output_proj(self.finish(read, alone.aside)).view(x.shape)
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:

@@ -17,13 +17,14 @@ finite reaches its own and later tokens only, and a log decay of -inf forgets.
 
 from collections.abc import Callable
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mixerloop.config import Form, FormChoice
 from mixerloop.ops.chunked_linear_attention import chunked_linear_attention
 from mixerloop.ops.fla import fla_linear_attention
-from mixerloop.ops.gated_delta_rule import choose_form
+from mixerloop.ops.gated_delta_rule import choose_form, gated_delta_rule
 from mixerloop.ops.native import BoundCall, native_linear_attention, run_directly
 from mixerloop.ops.recurrent import recurrent_linear_attention
 from mixerloop.ops.rule_call import run_form
@@ -34,6 +35,7 @@ _FORMS: dict[Form, Callable[..., tuple[Tensor, Tensor]]] = {
     "native": native_linear_attention,
     "fla": fla_linear_attention,
 }
+ERASE_OR_WRITE = "give an erase key or a write strength, not both"
 
 
 def linear_attention(
@@ -43,18 +45,34 @@ def linear_attention(
     value: Float[Tensor, "batch seq heads d_value"],
     log_decay: Float[Tensor, "batch seq heads *d_key"] | None = None,
     erase_key: Float[Tensor, "batch seq heads d_key"] | None = None,
+    write_strength: Float[Tensor, "batch seq heads"] | None = None,
     initial_state: Float[Tensor, "batch heads d_key d_value"] | None = None,
     form: FormChoice = "auto",
 ) -> tuple[Float[Tensor, "batch seq heads d_value"], Float[Tensor, "batch heads d_key d_value"]]:
     """Run the rule over a sequence; returns the outputs and the state after the last token.
 
     `log_decay` has a number for each head, or for each channel of its keys; without it nothing
-    decays. Without `erase_key` a token only adds.
+    decays. Without `erase_key` a token only adds. A `write_strength` b in place of the erase key
+    stands for the erase key b k and the value b v, and saves making them.
     """
+    if erase_key is not None and write_strength is not None:
+        raise ValueError(ERASE_OR_WRITE)
     if form in ("auto", "native"):
-        done = run_directly(query, key, value, log_decay, erase_key, None, initial_state)
+        done = run_directly(query, key, value, log_decay, erase_key, write_strength, initial_state)
         if done is not None:
             return done
+    if write_strength is not None:
+        if log_decay is None:
+            log_decay = torch.zeros_like(write_strength)
+        return gated_delta_rule(
+            query=query,
+            key=key,
+            value=value,
+            log_decay=log_decay,
+            write_strength=write_strength,
+            initial_state=initial_state,
+            form=form,
+        )
     chosen = choose_form(form, value.device.type)
     if form == "auto" and chosen == "fla" and erase_key is not None:
         chosen = "torch"  # fla has no kernel for erase keys
@@ -87,7 +105,7 @@ def bind_linear_attention(
     `in_place` the final state overwrites the initial state.
     """
     if erase_key is not None and write_strength is not None:
-        raise ValueError("give an erase key or a write strength, not both")
+        raise ValueError(ERASE_OR_WRITE)
     if in_place and initial_state is None:
         raise ValueError("in_place needs an initial state to overwrite")
     return BoundCall(

@@ -19,8 +19,8 @@ class DeltaNet(DeltaMixer):
     def prepare(self, x: Float[Tensor, "batch seq d_model"], carried: State | None) -> Prepared:
         """Keys erase and write with one strength."""
         query, key, value, carried = self.heads(x, carried)
-        write = self.largest_write * wide(self.write_proj(x)).sigmoid()[..., None]
-        return Prepared(RuleInputs(query, key, write * value, erase_key=write * key), carried)
+        write = self.largest_write * wide(self.write_proj(x)).sigmoid()
+        return Prepared(RuleInputs(query, key, value, write_strength=write), carried)
 
     def finish(
         self, read: Float[Tensor, "batch seq heads d_value"], aside: tuple[Tensor, ...]

@@ -21,6 +21,8 @@ class GatedDeltaNet2(DeltaMixer):
 
     def __init__(self, options: GatedDeltaNet2Options, place: Place) -> None:
         super().__init__(options, place)
+        if place.form == "fla":
+            self.form = "torch"  # fla has no kernel for erase keys
         self.erase_proj = nn.Linear(place.d_model, self.d_keys, bias=False)
         self.write_proj = nn.Linear(place.d_model, self.d_values, bias=False)
         self.decay_proj = low_rank(place.d_model, self.d_value, self.d_keys)

@@ -31,8 +31,8 @@ class KimiDelta(DeltaMixer):
     def prepare(self, x: Float[Tensor, "batch seq d_model"], carried: State | None) -> Prepared:
         """Keys erase and write with one strength, after each channel has faded."""
         query, key, value, carried = self.heads(x, carried)
-        write = self.largest_write * wide(self.write_proj(x)).sigmoid()[..., None]
-        rule = RuleInputs(query, key, write * value, self._log_decay(x), erase_key=write * key)
+        write = self.largest_write * wide(self.write_proj(x)).sigmoid()
+        rule = RuleInputs(query, key, value, self._log_decay(x), write_strength=write)
         return Prepared(rule, carried, (self.gate_proj(x),))
 
     def finish(
