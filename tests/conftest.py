@@ -22,8 +22,8 @@ from hypothesis import settings  # noqa: E402
 import needs  # noqa: E402
 import passed_tests  # noqa: E402
 from chaos.counts import Counts  # noqa: E402
+from instruction_sets import running_with  # noqa: E402
 from mixerloop.config import ModelConfig  # noqa: E402
-from mixerloop.ops import native_library  # noqa: E402
 from mixerloop.training import gemm_rate  # noqa: E402
 from passed_tests import PassedTests  # noqa: E402
 from skip_reasons import SkipReasons, check_complete  # noqa: E402
@@ -78,10 +78,7 @@ def tiny() -> ModelConfig:
 @pytest.fixture(
     params=[pytest.param(name, marks=need.mark) for name, need in needs.INSTRUCTION_SETS.items()]
 )
-def instruction_set(request, monkeypatch) -> Iterator[str]:
+def instruction_set(request) -> Iterator[str]:
     """Run a test with each instruction set the compiled kernels were built for."""
-    with monkeypatch.context() as patch:
-        patch.setenv(native_library.SET_VARIABLE, request.param)
-        native_library.reread_instruction_set()
+    with running_with(request.param):
         yield request.param
-    native_library.reread_instruction_set()

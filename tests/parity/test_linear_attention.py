@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import needs
+from instruction_sets import running_with, sets_here
 from mixerloop.ops import chunked_linear_attention
 from mixerloop.ops.gated_delta_rule import gated_delta_rule
 from mixerloop.ops.linear_attention import bind_linear_attention, linear_attention
@@ -105,13 +106,20 @@ def check(dtype, form, **case):
     assert_close(got, wanted, TOLERANCE[dtype])
 
 
+def check_kernel(dtype, **case):
+    """With every instruction set; the definition, which takes longest, runs once for all."""
+    for instruction_set in sets_here():
+        with running_with(instruction_set):
+            check(dtype, "native", **case)
+
+
 @needs.KERNEL.mark
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(("decay", "erase"), MEMBERS)
-def test_the_kernel_computes_every_member(instruction_set, decay, erase, dtype, sizes):
+def test_the_kernel_computes_every_member(decay, erase, dtype, sizes):
     for seq, state in itertools.product(LENGTHS, (True, False)):
-        check(dtype, "native", decay=decay, erase=erase, seq=seq, sizes=sizes, state=state)
+        check_kernel(dtype, decay=decay, erase=erase, seq=seq, sizes=sizes, state=state)
 
 
 @needs.KERNEL.mark
@@ -119,11 +127,9 @@ def test_the_kernel_computes_every_member(instruction_set, decay, erase, dtype, 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(("decay", "erase"), MEMBERS)
-def test_the_kernel_computes_every_member_over_long_sequences(
-    instruction_set, decay, erase, dtype, sizes
-):
+def test_the_kernel_computes_every_member_over_long_sequences(decay, erase, dtype, sizes):
     for state in (True, False):
-        check(dtype, "native", decay=decay, erase=erase, seq=LONG, sizes=sizes, state=state)
+        check_kernel(dtype, decay=decay, erase=erase, seq=LONG, sizes=sizes, state=state)
 
 
 @needs.KERNEL.mark
@@ -131,11 +137,9 @@ def test_the_kernel_computes_every_member_over_long_sequences(
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("erase", ERASES)
 @pytest.mark.parametrize("decay", ["head", "channel"])
-def test_brutal_and_weak_decays_neither_overflow_nor_lose_digits(
-    instruction_set, decay, erase, dtype, strength
-):
+def test_brutal_and_weak_decays_neither_overflow_nor_lose_digits(decay, erase, dtype, strength):
     for seq in (17, 65):
-        check(dtype, "native", decay=decay, erase=erase, seq=seq, strength=strength)
+        check_kernel(dtype, decay=decay, erase=erase, seq=seq, strength=strength)
 
 
 def random_case(generator, decay, erase):
