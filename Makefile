@@ -19,10 +19,10 @@ setup: .venv/.ready
 # What slow tests need and a user may not: other people's gated delta rule, Weights & Biases, Ray, lm-eval.
 # ggml needs npm; without it the benchmark lists it as missing.
 peers: .venv/.peers
-
-.venv/.peers: .venv/.ready benchmarks/fetch_peers.py
-	@$(PIP) -e ".[peers,wandb,ray,lm-eval]"
 	@$(BIN)/python benchmarks/fetch_peers.py
+
+.venv/.peers: .venv/.ready
+	@$(PIP) -e ".[peers,wandb,ray,lm-eval]"
 	@touch $@
 
 # Some ten minutes on two cores: every verb, operator and golden value. Tests that need an extra skip.

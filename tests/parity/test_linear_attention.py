@@ -1,8 +1,9 @@
 """Every member of the family, in every form, type and instruction set, against the definition.
 
 A member is a choice of two switches: a decay (none, one for a head, one for each channel) and an
-erase key (none, or given). Errors are relative to the largest value of a tensor, never below one:
-outputs and gradients are sums of terms of order one, and what cancels leaves rounding of that size.
+erase key (none, given, or the own key times a write strength). Errors are relative to the largest
+value of a tensor, never below one: outputs and gradients are sums of terms of order one, and what
+cancels leaves rounding of that size.
 """
 
 import itertools
@@ -21,7 +22,7 @@ from mixerloop.ops.gated_delta_rule import gated_delta_rule
 from mixerloop.ops.linear_attention import bind_linear_attention, linear_attention
 
 DECAYS = ("none", "head", "channel")
-ERASES = ("none", "given")
+ERASES = ("none", "given", "own")  # own: a write strength in place of an erase key
 MEMBERS = list(itertools.product(DECAYS, ERASES))
 LENGTHS = (1, 15, 16, 17, 63, 64, 65)
 LONG = 1000
@@ -59,6 +60,8 @@ def make_inputs(
         }[strength]
     if erase == "given":
         inputs["erase_key"] = 2 * uniform(*keys) * inputs["key"]
+    if erase == "own":
+        inputs["write_strength"] = uniform(*keys[:3])
     if state:
         inputs["initial_state"] = normal(batch, heads, d_key, d_value)
     return inputs
@@ -284,7 +287,7 @@ def test_a_write_strength_stands_for_an_erase_key_and_a_value(decay, form, seq):
 @pytest.mark.parametrize(("decay", "erase"), MEMBERS)
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_a_number_that_is_not_finite_reaches_no_earlier_token(decay, erase, form, number):
-    inputs = make_inputs(decay=decay, erase=erase, seq=40)
+    inputs = make_inputs(decay=decay, erase=erase, seq=40, sizes=(9, 11))
     for name in inputs.keys() - {"initial_state"}:
         for token in (0, 15, 20, 31, 39):
             broken = dict(inputs)
@@ -301,14 +304,15 @@ def test_a_number_that_is_not_finite_reaches_no_earlier_token(decay, erase, form
 
 
 @needs.KERNEL.mark
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
 @pytest.mark.parametrize(("decay", "erase"), MEMBERS)
-def test_gradients_are_finite_where_those_of_the_definition_are(decay, erase):
-    inputs = make_inputs(decay=decay, erase=erase, seq=40)
+def test_gradients_are_finite_where_those_of_the_definition_are(decay, erase, number):
+    inputs = make_inputs(decay=decay, erase=erase, seq=40, sizes=(9, 11))
     for name in inputs.keys() - {"initial_state"}:
         for token in (0, 20, 39):
             broken = dict(inputs)
             broken[name] = inputs[name].clone()
-            broken[name].select(1, token).flatten()[0] = torch.nan
+            broken[name].select(1, token).flatten()[0] = -number if name == "log_decay" else number
             wanted, got = results(broken, "definition"), results(broken, "native")
             for result, theirs in wanted.items():
                 finite = theirs.isfinite()
@@ -371,14 +375,29 @@ def test_a_bound_call_decodes_like_a_sequence(decay, erase):
 def test_a_bound_call_takes_only_what_stays_in_place():
     inputs = make_inputs(decay="head", erase="given", seq=1)
     with pytest.raises(ValueError, match="an erase key or a write strength, not both"):
-        bind_linear_attention(**inputs, write_strength=inputs["log_decay"])
+        bind_linear_attention(**inputs, write_strength=inputs["log_decay"], in_place=False)
     with pytest.raises(ValueError, match="a bound call needs contiguous tensors"):
-        bind_linear_attention(**inputs | {"value": inputs["value"].float()})
+        bind_linear_attention(**inputs | {"value": inputs["value"].float()}, in_place=False)
     with pytest.raises(ValueError, match=r"a bound call needs .* without gradients"):
-        bind_linear_attention(**inputs | {"value": inputs["value"].requires_grad_()})
+        bind_linear_attention(
+            **inputs | {"value": inputs["value"].clone().requires_grad_()}, in_place=False
+        )
     inputs.pop("initial_state")
     with pytest.raises(ValueError, match="in_place needs an initial state"):
         bind_linear_attention(**inputs, in_place=True)
+
+
+@needs.KERNEL.mark
+def test_tensors_that_are_not_what_they_hold_take_the_long_way():
+    """A view with the sign still to be changed, and a default device that is not the inputs'."""
+    inputs = make_inputs(decay="head", erase="given", seq=5, state=False)
+    wanted, _ = linear_attention(**inputs, form="torch")
+    flipped = inputs | {"value": torch._neg_view(-inputs["value"])}
+    got, _ = linear_attention(**flipped, form="native")
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+    with torch.device("meta"):
+        got, _ = linear_attention(**inputs, form="native")
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
 
 
 @pytest.mark.usefixtures("shapes_unchecked")
@@ -394,6 +413,7 @@ def test_a_bound_call_takes_only_what_stays_in_place():
         ),
         ({"initial_state": torch.zeros(1, 2, 4, 5)}, r"initial_state must have the shape"),
         ({"key": torch.zeros(5, 2, 4)}, "key and value must have the shape"),
+        ({"value": torch.zeros(())}, "key and value must have the shape"),
     ],
 )
 @pytest.mark.parametrize("form", ["torch", "auto"])

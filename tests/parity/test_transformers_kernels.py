@@ -92,7 +92,6 @@ TINY = {
             "qk_nope_head_dim": 8,
             "v_head_dim": 8,
         },
-        operator="linear_attention",
     ),
     "Mamba2": Tiny(
         "mamba2",

@@ -9,6 +9,7 @@ from mixerloop.data.corpora import prepare_hops
 from mixerloop.interop.loading import open_subject
 from mixerloop.measures import MEASURES
 from mixerloop.model.checkpoint import load_model
+from mixerloop.model.ffns.experts import Experts
 from mixerloop.result_files import read_result
 from mixerloop.schedule import LOOPS
 from mixerloop.training.parallel import Ranks
@@ -95,6 +96,7 @@ def test_routes_are_those_of_each_pass():
         for occurrence in model.schedule:
             if occurrence.layer == 1 and occurrence.sublayer == "ffn":
                 layer = model.layers[1]
+                assert isinstance(layer.ffn, Experts)
                 seen.append(layer.ffn.chosen_experts(layer.ffn_norm(residual)))
             residual = model.walk(residual, (occurrence,)).residual
     assert len(routes[1]) == 3
@@ -112,6 +114,7 @@ def test_routing_divergence_is_measured_and_kept(data, tmp_path):
     Trainer(tmp_path / "run", config, ranks=Ranks()).train()
     subject = open_subject(tmp_path / "run")
     result = measure_routing(subject, Looking(windows=4))
+    assert subject.results is not None
     assert read_result(subject.results, MEASURES["routing"]) == result
     assert [layer.layer for layer in result.layers] == [0, 1]
     for layer in result.layers:

@@ -83,6 +83,8 @@ class OperatorCase:
     ratios_forward_backward: dict[str, Quartiles]
     best_peer: dict[str, str | None]
     """In each direction the peer over which our speedup is smallest; None if none was timed."""
+    compared: dict[str, str]
+    """Our form whose time that peer's time was divided by."""
     ratio_forward_to_best_peer: float | None
     ratio_forward_to_best_peer_quartiles: tuple[float, float] | None
     ratio_forward_backward_to_best_peer: float | None
@@ -183,6 +185,14 @@ def measure_operator(
         ratios_forward=ratios,
         ratios_forward_backward=ratios_both,
         best_peer={"forward": hardest, "forward_backward": hardest_both},
+        compared={
+            direction: _ours(peers[peer], timings, best)
+            for direction, peer, timings in (
+                ("forward", hardest, forward),
+                ("forward_backward", hardest_both, both),
+            )
+            if peer is not None
+        },
         ratio_forward_to_best_peer=ratios[hardest].median if hardest else None,
         ratio_forward_to_best_peer_quartiles=ratios[hardest][1:] if hardest else None,
         ratio_forward_backward_to_best_peer=(
@@ -347,16 +357,19 @@ def _without_gradients(call: Callable[[], object], calls: int) -> None:
 def _ratios(
     peers: dict[str, Implementation], times: dict[str, Timing], best: str
 ) -> dict[str, Quartiles]:
-    """Each peer's time over ours: in bfloat16 where the peer is, and bound where the peer is."""
-
-    def ours(peer: Implementation) -> str:
-        alike = NATIVE_BFLOAT16 if peer.dtype == torch.bfloat16 else NATIVE_BOUND
-        is_special = peer.dtype == torch.bfloat16 or peer.is_bound
-        return alike.name if is_special and alike.name in times else best
-
+    """Each peer's time over ours."""
     return {
-        name: times[name].over(times[ours(peer)]) for name, peer in peers.items() if name in times
+        name: times[name].over(times[_ours(peer, times, best)])
+        for name, peer in peers.items()
+        if name in times
     }
+
+
+def _ours(peer: Implementation, times: dict[str, Timing], best: str) -> str:
+    """Our form to compare with a peer: in bfloat16 where the peer is, bound where the peer is."""
+    alike = NATIVE_BFLOAT16 if peer.dtype == torch.bfloat16 else NATIVE_BOUND
+    is_special = peer.dtype == torch.bfloat16 or peer.is_bound
+    return alike.name if is_special and alike.name in times else best
 
 
 def _smallest(ratios: dict[str, Quartiles]) -> str | None:

@@ -26,7 +26,7 @@ def ours(form: Form) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
 
 
 def _bound(inputs: Inputs, _cotangents: tuple[Tensor, Tensor]) -> Prepared:
-    bound = bind_linear_attention(**inputs)
+    bound = bind_linear_attention(**inputs, in_place=False)
 
     def outputs() -> tuple[Tensor, Tensor]:
         bound.run()

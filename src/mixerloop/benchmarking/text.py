@@ -60,7 +60,8 @@ def _operator_case(case: OperatorCase) -> str:
 def _to_best_peer(case: OperatorCase) -> str:
     """Our speedup over the peer that is hardest to beat, in each direction."""
     parts = [
-        f"{_times(ratio, quartiles)} as fast as {case.best_peer[direction]} {words}"
+        f"{case.compared[direction]} is {_times(ratio, quartiles)} as fast as "
+        f"{case.best_peer[direction]} {words}"
         for direction, words, ratio, quartiles in (
             (
                 "forward",
@@ -77,7 +78,7 @@ def _to_best_peer(case: OperatorCase) -> str:
         )
         if ratio is not None and quartiles is not None
     ]
-    return f"{case.best} is {' and '.join(parts)}" if parts else f"{case.best}: no peer was timed"
+    return ", ".join(parts) if parts else f"{case.best}: no peer was timed"
 
 
 def prefill_text(bench: PrefillBench) -> str:

@@ -17,10 +17,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from mixerloop.ops import derivatives
 from mixerloop.ops.gated_delta_rule import gated_delta_rule
 from mixerloop.ops.linear_attention import linear_attention
+from mixerloop.ops.native_library import PLAIN
 
 OTHER_KERNELS_KNOW = frozenset(
     (
@@ -133,13 +135,12 @@ def recurrent_kimi_delta_attention(
     if not _covers_rule(query, key, value, (g, key.shape), beta, initial_state, kwargs):
         return None
     scaled, unit_key = _scaled_query_and_key(query, key, normalise=use_qk_l2norm_in_kernel)
-    strength = beta.float()[..., None]
-    output, final_state = linear_attention(
+    output, final_state = gated_delta_rule(
         query=scaled,
         key=unit_key,
-        value=strength * value.float(),
+        value=value.float(),
         log_decay=g.float(),
-        erase_key=strength * unit_key,
+        write_strength=beta.float(),
         initial_state=None if initial_state is None else initial_state.float(),
     )
     return output.to(query.dtype), final_state if output_final_state else None
@@ -230,11 +231,15 @@ def _covers(expected: list[tuple[Tensor | None, tuple[int, ...]]], kwargs: dict[
         and not torch.compiler.is_exporting()
         and not derivatives.transforms_are_active()
         and all(
-            tensor is None
-            or (tensor.device.type == "cpu" and tensor.shape == shape and 0 not in shape)
+            tensor is None or (_is_known(tensor) and tensor.shape == shape and 0 not in shape)
             for tensor, shape in expected
         )
     )
+
+
+def _is_known(tensor: Tensor) -> bool:
+    """Whether a tensor is in a CPU's memory, or stands for such a tensor while torch compiles."""
+    return tensor.device.type == "cpu" and type(tensor) in (*PLAIN, FakeTensor)
 
 
 def _scaled_query_and_key(query: Tensor, key: Tensor, *, normalise: bool) -> tuple[Tensor, Tensor]:

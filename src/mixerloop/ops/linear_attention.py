@@ -11,13 +11,13 @@ one for each channel of its keys), and whether a token erases (e is given) or on
 
 The state and all sums are float32, or float64 when any input is; the output has the type of
 `value`. The forms `definition` and `torch` have all derivatives; `native` and `fla` have gradients
-and reject the others. `fla` has kernels for the members without an erase key. A number that is not
-finite reaches its own and later tokens only, and a log decay of -inf forgets.
+and reject the others. `fla` has kernels without an erase key, or with a write strength in its
+place. A number that is not finite reaches its own and later tokens only, and a log decay of -inf
+forgets.
 """
 
 from collections.abc import Callable
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -63,7 +63,7 @@ def linear_attention(
             return done
     if write_strength is not None:
         if log_decay is None:
-            log_decay = torch.zeros_like(write_strength)
+            log_decay = key.new_zeros(key.shape[:3], dtype=write_strength.dtype)
         return gated_delta_rule(
             query=query,
             key=key,
@@ -101,8 +101,7 @@ def bind_linear_attention(
 ) -> BoundCall:
     """The rule in its native form on tensors that stay where they are, for decoding.
 
-    Either an erase key or a write strength may be given, as for `gated_delta_rule`. With
-    `in_place` the final state overwrites the initial state.
+    With `in_place` the final state overwrites the initial state.
     """
     if erase_key is not None and write_strength is not None:
         raise ValueError(ERASE_OR_WRITE)

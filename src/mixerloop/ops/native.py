@@ -77,18 +77,22 @@ class BoundCall:
     """The rule on tensors that stay where they are, to be run again and again.
 
     A decoder that writes each token's query, key and value into the same tensors saves what a call
-    with new tensors costs. `run` reads the inputs anew and overwrites `output` and `final_state`.
-    If `final_state` is the initial state too, each run continues from the one before.
+    with new tensors costs. `run` reads the inputs anew and overwrites `output` and `final_state`,
+    which autograd does not notice. If `final_state` is the initial state too, each run continues
+    from the one before.
     """
 
-    def __init__(self, *inputs: Tensor | None, in_place: bool) -> None:
-        call = _packed(*inputs, in_place=in_place)
+    def __init__(
+        self, query: Tensor, key: Tensor, value: Tensor, *others: Tensor | None, in_place: bool
+    ) -> None:
+        call = _packed(query, key, value, *others, in_place=in_place)
         if call is None:
             raise ValueError(
                 "a bound call needs contiguous tensors that fit together, on a CPU and without "
                 "gradients: all float32 or float64, or tokens in bfloat16 and the rest in float32"
             )
-        self._inputs = inputs  # to keep their memory
+        given = (query, key, value, *others)
+        self._memory = [x.untyped_storage() for x in given if x is not None]  # stays alive
         self._packed, self._dtype_number, self._num_threads, self.output, self.final_state = call
 
     def run(self) -> None:
@@ -109,7 +113,7 @@ def _packed(
     """A call of the kernel, its type, threads and results; None if the inputs do not suit it."""
     dtype, shape = value.dtype, key.shape
     wide = _WIDE.get(dtype)
-    if wide is None or len(shape) != 4 or native_library.library() is None:
+    if wide is None or len(shape) != 4 or value.ndim != 4 or native_library.library() is None:
         return None
     batch, seq, heads, d_key = shape
     d_value = value.shape[-1]
@@ -136,7 +140,7 @@ def _packed(
         return None
     output = torch.empty_like(value)
     if initial_state is None:
-        final_state = torch.empty(of_state, dtype=wide)
+        final_state = value.new_empty(of_state, dtype=wide)
     else:
         final_state = initial_state if in_place else torch.empty_like(initial_state)
     packed = _LAYOUT.pack(

@@ -166,7 +166,9 @@ def goes_past_dispatcher(*tensors: torch.Tensor) -> bool:
         return False
     records = torch.is_grad_enabled()
     for tensor in tensors:
-        if type(tensor) not in PLAIN or not tensor.is_cpu or (records and tensor.requires_grad):
+        if type(tensor) not in PLAIN or not tensor.is_cpu or tensor.is_neg():
+            return False
+        if records and tensor.requires_grad:
             return False
     return True
 

@@ -40,7 +40,7 @@ def _is_installed() -> bool:
         return False
     try:
         _operators()
-    except OSError:
+    except (OSError, KeyError, RuntimeError):  # no such file, or one of another version
         return False
     return True
 

@@ -28,10 +28,11 @@ struct PlainTokens {
                       num, rows);
         if constexpr (erase == Erase::GIVEN) {
             if (strength_is_folded()) {
-                for (Index i = 0; i < rows; ++i) {
-                    scale_row(c.key + i * dk, c.strength[i], c.readers + i * dk, dk);
-                    T* value = c.value + i * padded(d_value);
-                    scale_row(value, c.strength[i], value, padded(d_value));
+                for (Index i = 0; i < rows; ++i) {  // padding stays zero, whatever the strength
+                    T *readers = c.readers + i * dk, *value = c.value + i * padded(d_value);
+                    scale_row(c.key + i * dk, c.strength[i], readers, d_key);
+                    clear_row(readers + d_key, dk - d_key);
+                    scale_row(value, c.strength[i], value, d_value);
                 }
             } else {
                 fetch_rows(c.readers, call_.erase_key, d_key, first, num, rows);
