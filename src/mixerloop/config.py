@@ -114,6 +114,11 @@ class ModelConfig:
             if key.default is key.default_factory is dataclasses.MISSING and key.name not in table:
                 raise ValueError(f"model.{key.name} is missing")
         keys, tables = _keys_and_tables(table)
+        stack = _stack_of(table)
+        for name, given in tables.items():
+            if name in KINDS and name not in stack and KINDS[name].role != "pass rule":
+                unused = "".join(f", so {name}.{key} has no meaning" for key in list(given)[:1])
+                raise ValueError(f"model.{name}: no layer is of this kind{unused}")
         options = {name: kind_options(name, given) for name, given in tables.items()}
         return from_dict(cls, {**keys, "options": options}, "model.")
 

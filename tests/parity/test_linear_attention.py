@@ -31,6 +31,8 @@ TOKENS = ("query", "key", "value", "erase_key")
 # float32: sums over chunks, and states carried over 1000 tokens; bfloat16 adds the rounding of
 # outputs and gradients, 2^-9 of the value, and of the gradients' own inputs.
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 2.0**-7}
+TWICE = 2
+"""A log decay's gradient is a sum over the whole state; test_gated_delta_rule.py has this bound."""
 
 
 def make_inputs(
@@ -98,7 +100,8 @@ def assert_close(got, wanted, tolerance):
     for name, reference in wanted.items():
         assert got[name].isfinite().all(), name
         error = (got[name].double() - reference).abs().max().item()
-        assert error <= tolerance * max(1.0, reference.abs().max().item()), f"{name}: {error:.2e}"
+        bound = TWICE * tolerance if name == "d_log_decay" else tolerance
+        assert error <= bound * max(1.0, reference.abs().max().item()), f"{name}: {error:.2e}"
 
 
 def check(dtype, form, **case):
