@@ -395,7 +395,9 @@ def test_tensors_that_are_not_what_they_hold_take_the_long_way():
     """A view with the sign still to be changed, and a default device that is not the inputs'."""
     inputs = make_inputs(decay="head", erase="given", seq=5, state=False)
     wanted, _ = linear_attention(**inputs, form="torch")
-    flipped = inputs | {"value": torch._neg_view(-inputs["value"])}
+    flip = torch._neg_view  # pyright: ignore[reportPrivateImportUsage]
+    flipped = inputs | {"value": flip(-inputs["value"])}
+    assert flipped["value"].is_neg()
     got, _ = linear_attention(**flipped, form="native")
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
     with torch.device("meta"):
