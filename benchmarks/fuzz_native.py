@@ -1,7 +1,7 @@
 """Random small cases of the native operators against their definitions in float64.
 
 python benchmarks/fuzz_native.py                 # 10,000 cases of each over all instruction sets
-python benchmarks/fuzz_native.py --cases 500
+python benchmarks/fuzz_native.py --cases 500 --only linear_attention
 """
 
 import argparse
@@ -22,6 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="operators whose names begin like this")
     options = parser.parse_args()
     torch.set_num_threads(1)  # small cases: threads would only wait for each other
     rule, mixing, family = (
@@ -42,7 +43,10 @@ def main() -> None:
     assert loaded is not None, "installed without a C++ compiler"
     sets = native_library.INSTRUCTION_SETS[: loaded.mixerloop_best_set() + 1]
     kinds = [(name, dtype) for name in sets for dtype in rule.TOLERANCE]
-    for name, (tests, random_case) in operators.items():
+    chosen = {name: one for name, one in operators.items() if name.startswith(options.only)}
+    if not chosen:
+        parser.error(f"--only: no operator begins with '{options.only}'")
+    for name, (tests, random_case) in chosen.items():
         worst: dict[torch.dtype, float] = {}
         for number in range(options.cases):
             instruction_set, dtype = kinds[number % len(kinds)]

@@ -5,7 +5,7 @@ same scaling, norms, layouts and types. `chunk_size` is ignored, as it changes r
 sums are float32, also under autocast. A function returns None for a call that our operators do not
 cover, and the caller then runs the original:
 
-- a tensor that is empty or not on a CPU, or heads that only fit by broadcasting;
+- a tensor that is empty, of a subclass or not on a CPU, or heads that only fit by broadcasting;
 - packed sequences (`cu_seqlens`, `seq_idx`) and the other keywords of `OTHER_KERNELS_KNOW`;
 - inside `torch.export`, forward mode and the transforms of `torch.func`.
 
@@ -82,16 +82,10 @@ def torch_recurrent_gated_delta_rule(
     """The same rule, which `transformers` calls for a single token with a cache."""
     if not _covers_rule(query, key, value, (g, key.shape[:3]), beta, initial_state, kwargs):
         return None
-    scaled, unit_key = _scaled_query_and_key(query, key, normalise=use_qk_l2norm_in_kernel)
-    output, final_state = gated_delta_rule(
-        query=scaled,
-        key=unit_key,
-        value=value.float(),
-        log_decay=g.float(),
-        write_strength=beta.float(),
-        initial_state=None if initial_state is None else initial_state.float(),
+    output, final_state = _delta_rule(
+        query, key, value, g, beta, initial_state, normalise=use_qk_l2norm_in_kernel
     )
-    return output.to(query.dtype), final_state if output_final_state else None
+    return output, final_state if output_final_state else None
 
 
 def chunk_kimi_delta_attention(
@@ -134,16 +128,10 @@ def recurrent_kimi_delta_attention(
     """The same rule, which `transformers` calls for a single token with a cache."""
     if not _covers_rule(query, key, value, (g, key.shape), beta, initial_state, kwargs):
         return None
-    scaled, unit_key = _scaled_query_and_key(query, key, normalise=use_qk_l2norm_in_kernel)
-    output, final_state = gated_delta_rule(
-        query=scaled,
-        key=unit_key,
-        value=value.float(),
-        log_decay=g.float(),
-        write_strength=beta.float(),
-        initial_state=None if initial_state is None else initial_state.float(),
+    output, final_state = _delta_rule(
+        query, key, value, g, beta, initial_state, normalise=use_qk_l2norm_in_kernel
     )
-    return output.to(query.dtype), final_state if output_final_state else None
+    return output, final_state if output_final_state else None
 
 
 def mamba2_chunk_scan(
@@ -196,6 +184,28 @@ def mamba2_chunk_scan(
         output = output + D[..., None] * wide
     output = output.contiguous()
     return (output, final_state.mT.contiguous()) if return_final_states else output
+
+
+def _delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None,
+    *,
+    normalise: bool,
+) -> tuple[Tensor, Tensor]:
+    scaled, unit_key = _scaled_query_and_key(query, key, normalise=normalise)
+    output, final_state = gated_delta_rule(
+        query=scaled,
+        key=unit_key,
+        value=value.float(),
+        log_decay=g.float(),
+        write_strength=beta.float(),
+        initial_state=None if initial_state is None else initial_state.float(),
+    )
+    return output.to(query.dtype), final_state
 
 
 def _covers_rule(
