@@ -18,7 +18,11 @@ from mixerloop.model.sublayer import Place
 CLOSE = 1e-5  # of the largest value of a tensor, in float32
 D_MODEL, SEQ, EPS = 24, 19, 1e-5
 HEADS = {"num_heads": 4, "d_head": 6}
-transformers = needs.module("transformers")
+
+
+def config_of(name):
+    """A config class of `transformers`, which is optional."""
+    return getattr(needs.module("transformers"), name)
 
 
 def made(kind, **options):
@@ -97,7 +101,7 @@ def attention_config(cls, kv_heads):
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_attention_is_llamas(kv_heads):
     theirs = needs.module("transformers.models.llama.modeling_llama")
-    config = attention_config(transformers.LlamaConfig, kv_heads)
+    config = attention_config(config_of("LlamaConfig"), kv_heads)
     ours = made("attention", **HEADS, num_kv_heads=kv_heads, rotary_base=500.0)
     turns = theirs.LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(SEQ)[None])
     module = theirs.LlamaAttention(config, layer_idx=0)
@@ -107,7 +111,7 @@ def test_attention_is_llamas(kv_heads):
 
 def test_attention_with_norms_is_qwen3s():
     theirs = needs.module("transformers.models.qwen3.modeling_qwen3")
-    config = attention_config(transformers.Qwen3Config, 2)
+    config = attention_config(config_of("Qwen3Config"), 2)
     ours = made("attention", **HEADS, num_kv_heads=2, rotary_base=500.0, query_key_norm=True)
     turns = theirs.Qwen3RotaryEmbedding(config)(torch.zeros(1), torch.arange(SEQ)[None])
     weights = attention_weights(ours) | {
@@ -153,7 +157,7 @@ def test_the_window_and_the_gate_are_what_they_say():
 
 def test_mamba2_is_that_of_transformers():
     theirs = needs.module("transformers.models.mamba2.modeling_mamba2")
-    config = transformers.Mamba2Config(
+    config = config_of("Mamba2Config")(
         hidden_size=D_MODEL,
         num_heads=6,
         head_dim=8,
@@ -184,7 +188,7 @@ def test_kimi_delta_is_that_of_transformers(monkeypatch):
     theirs = needs.module("transformers.models.kimi_linear.modeling_kimi_linear")
     rule = inspect.unwrap(theirs.chunk_kimi_delta_attention)  # not the kernel it may hide
     monkeypatch.setattr(theirs, "chunk_kimi_delta_attention", rule)
-    config = transformers.KimiLinearConfig(
+    config = config_of("KimiLinearConfig")(
         hidden_size=D_MODEL,
         linear_num_heads=4,
         linear_head_dim=6,
@@ -222,10 +226,10 @@ EXPERTS = {"d_ffn": 16, "num_experts": 6, "num_chosen": 2, "balance": 0.0, "rout
 def test_experts_are_those_of_transformers(kind):
     theirs = needs.module(f"transformers.models.{kind}.modeling_{kind}")
     if kind == "mixtral":
-        config = transformers.MixtralConfig(num_local_experts=6)
+        config = config_of("MixtralConfig")(num_local_experts=6)
         block = theirs.MixtralSparseMoeBlock
     else:
-        config = transformers.OlmoeConfig(num_experts=6, norm_topk_prob=False)
+        config = config_of("OlmoeConfig")(num_experts=6, norm_topk_prob=False)
         block = theirs.OlmoeSparseMoeBlock
     config.hidden_size, config.intermediate_size, config.num_experts_per_tok = D_MODEL, 8, 2
     config._experts_implementation = "eager"
