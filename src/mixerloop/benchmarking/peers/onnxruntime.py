@@ -4,6 +4,7 @@
 that was bound before, which saves most of the time of a short call.
 """
 
+import os
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ IR_VERSION = 10  # onnx writes a newer one by default than onnxruntime reads
 
 
 def _prepare(inputs: Inputs, _cotangents: tuple[Tensor, Tensor], *, with_binding: bool) -> Prepared:
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it writes to the home folder on import
     import onnxruntime as ort
 
     batch, seq, heads, d_key = inputs["key"].shape
