@@ -29,7 +29,7 @@ class Prepared:
     gradients: Callable[[], Inputs] | None = None
     """The gradient of each input, in our layout."""
     rest: Callable[[], object] | None = None
-    """Ends what goes on after a call and would slow down the next implementation."""
+    """Stops threads that still spin after a call and would slow down the next implementation."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,7 +86,7 @@ def uninstall() -> None:
     if _depth > 0:
         return
     for replaced in _replaced:
-        # A function that somebody else has put there since is theirs.
+        # Another package may have replaced the function since; keep its version.
         if getattr(replaced.module, replaced.name, None) is replaced.replacement:
             setattr(replaced.module, replaced.name, replaced.original)
     _replaced.clear()
