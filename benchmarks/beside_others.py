@@ -26,7 +26,6 @@ from mixerloop import machine, runs
 from mixerloop.files import json_text
 from mixerloop.provenance import collect_provenance
 
-ROOT = Path(__file__).parents[1]
 HERE = Path(sys.executable).with_name("mixerloop")
 BUSY = (0, 1, 2)
 ROUNDS = 4
@@ -37,8 +36,8 @@ WARM_UP_SECONDS = 2
 PATIENCE = 120  # seconds until a command does something
 ENDLESS = "1000000"
 CONFIGS = {
-    "train hops": ("nano-hops.toml", "--model.num-layers", "2"),
-    "train text": ("nano-stdlib.toml", "--train.global-batch", "8"),
+    "train hops": ("nano-hops", "--model.num-layers", "2"),
+    "train text": ("nano-stdlib", "--train.global-batch", "8"),
 }
 DECODE = "decode"
 
@@ -62,9 +61,9 @@ class Watched:
             words += ["--max-tokens", ENDLESS]
         else:
             config, *options = CONFIGS[what]
-            words = ["train", str(ROOT / "configs" / config), *options]
+            words = ["train", config, *options]
             words += ["--train.steps", ENDLESS, "--train.evaluate-every", ENDLESS]
-            words += ["--data.path", str(data / Path(config).stem.split("-")[1]), "--out", str(run)]
+            words += ["--data.path", str(data / config.split("-")[1]), "--out", str(run)]
         self._process = subprocess.Popen(
             [str(command), *words],
             stdin=subprocess.DEVNULL,

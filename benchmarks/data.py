@@ -27,7 +27,7 @@ from mixerloop.data.batches import Batches
 from mixerloop.data.prepared import open_prepared
 from mixerloop.data.shards import TokenSplit, verify
 from mixerloop.data.sources import Source, standard_library
-from mixerloop.data.tokenizer import Tokenizer
+from mixerloop.data.tokenizer_files import open_tokenizer
 from mixerloop.model.initialization import fresh_model
 
 ROUNDS = 5
@@ -39,7 +39,7 @@ def prepared(folder: Path, tokenizer: Path | None, source: Source) -> Path:
         source,
         folder,
         settings=preparing.Settings(held_out_share=0.05, vocab_size=4096),
-        tokenizer_path=tokenizer,
+        given=None if tokenizer is None else open_tokenizer(tokenizer),
         workers=1,
         progress=lambda what, done, total: None,
     )
@@ -50,7 +50,7 @@ def tokenising(folder: Path) -> dict[str, float]:
     """Tokens per second of the work of one worker beside the bare loop, alternating."""
     source = standard_library()
     tokenizer_path = folder / "tokenizer.model"
-    tokenizer = Tokenizer(tokenizer_path)
+    tokenizer = open_tokenizer(tokenizer_path)
     texts = [text.strip() for file in source.files for text in file.documents() if text.strip()]
     num_tokens = sum(len(tokenizer.encode(text)) for text in texts)
 

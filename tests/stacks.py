@@ -26,9 +26,13 @@ VARIANTS = {
     "attention, grouped": (
         "attention",
         {"num_heads": 4, "d_head": 6, "num_kv_heads": 2, "rotary": "interleaved"}
-        | {"rotary_base": 50.0, "query_key_norm": True, "output_gate": True, "window": 5},
+        | {"rotary_base": 50.0, "query_key_norm": "head", "output_gate": True, "window": 5},
     ),
     "attention, no positions": ("attention", HEADS | {"rotary": "none"}),
+    "attention, biases": (
+        "attention",
+        HEADS | {"query_key_norm": "all_heads", "qkv_bias": True, "output_bias": True},
+    ),
 }
 FFNS = {
     "experts": {"d_ffn": 16, "num_experts": 4},
@@ -42,6 +46,11 @@ STACKS = {
         name: {"ffn": "experts", "experts": options, "gated_delta_net": HEADS}
         for name, options in FFNS.items()
     },
+    "sandwich": {"norm_placement": "sandwich", "attention": HEADS, "mixer": "attention"}
+    | {"swiglu": FFN["swiglu"] | {"bias": True}},
+    "post": {"norm_placement": "post", "gated_delta_net": HEADS, **FFN},
+    "after_add": {"norm_placement": "after_add", "attention": HEADS, "mixer": "attention"}
+    | {"embedding_scale": 3.0, "tied_head": False, **FFN},
     "hybrid": {"mixer": "1 mamba2, 1 attention", "ffn": ["swiglu", "experts"]}
     | {"mamba2": MIXERS["mamba2"], "attention": HEADS | {"window": 4}}
     | {"experts": FFNS["experts"], **FFN},

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mixerloop.evaluation.hops_accuracy import evaluate_hops
     from mixerloop.evaluation.task_accuracy import evaluate_task
     from mixerloop.interop.loading import open_subject
+    from mixerloop.interop.parents import open_parent
     from mixerloop.laws.study_law import fit_law
     from mixerloop.machine import settle
     from mixerloop.model.generation import Sampling
@@ -41,6 +42,7 @@ __all__ = [
     "load_config",
     "make_report",
     "measure_transport",
+    "open_parent",
     "open_subject",
     "prepare_climbmix",
     "prepare_hops",
@@ -67,6 +69,7 @@ _HOMES = {
     "load_config": "config:load",
     "make_report": "studies.reporting:make_report",
     "measure_transport": "transport.measurement:measure_transport",
+    "open_parent": "interop.parents:open_parent",
     "open_subject": "interop.loading:open_subject",
     "prepare_climbmix": "data.corpora:prepare_climbmix",
     "prepare_hops": "data.corpora:prepare_hops",

@@ -1,6 +1,7 @@
 """The config of a run: frozen dataclasses, read strictly from TOML."""
 
 import dataclasses
+import functools
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import tomli_w
 
+from mixerloop import catalog
 from mixerloop.kinds import (
     KINDS,
     LARGEST_SIZE,
@@ -39,6 +41,9 @@ Documents = Literal["all", "tuning", "test"]
 """The held-out documents that an NLL is of: all, those that choose a setting, or the others."""
 Device = Literal["auto", "cpu", "cuda"]
 """`auto` is CUDA where a CUDA device is available, else the CPU."""
+NormPlacement = Literal["pre", "post", "sandwich", "after_add"]
+"""The norms n of a sublayer f: `pre` x + f(n x), `post` x + n(f(x)), `sandwich` x + n(f(n x)),
+`after_add` n(x + f(n x))."""
 UNITS = get_args(Unit)
 BUDGETS = ("steps", "tokens", "flops", "seconds")
 
@@ -68,7 +73,7 @@ class ModelConfig:
     d_model: int
     """Width of the residual."""
     vocab_size: int
-    """Rows of the tied embedding."""
+    """Rows of the embedding."""
     schedule: str = "mixer_loop"
     """Notation such as 6x(A4 F), or a named loop: mixer_loop, full_loop(2)."""
     mixer: tuple[str, ...] = ("gated_delta_net",)
@@ -77,6 +82,12 @@ class ModelConfig:
     """The kind of ffn; several kinds take turns over the layers."""
     norm_eps: float = 1e-5
     """Added to the mean square in every RMSNorm."""
+    norm_placement: NormPlacement = "pre"
+    """Where a sublayer is normalised: pre, post, sandwich or after_add."""
+    embedding_scale: float = 1.0
+    """The embedding of a token is multiplied by this number."""
+    tied_head: bool = True
+    """Whether the head is the embedding, or a matrix of its own."""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """The options of each kind, by its name."""
 
@@ -87,6 +98,8 @@ class ModelConfig:
             check_size(f"model.{name}", getattr(self, name))
         if not 0 < self.norm_eps < math.inf:
             raise ValueError(f"model.norm_eps must be above 0, got {self.norm_eps}")
+        if not 0 < self.embedding_scale < math.inf:
+            raise ValueError(f"model.embedding_scale must be above 0, got {self.embedding_scale}")
         for role in STACK_ROLES:
             if not isinstance(getattr(self, role), tuple):
                 raise ValueError(f"model.{role} must be a tuple of kinds")
@@ -331,6 +344,8 @@ class DataConfig:
 
     path: str
     """A folder made by mixerloop data prepare."""
+    prepare: tuple[str, ...] | None = None
+    """Arguments of mixerloop data prepare that make the folder before training if it is missing."""
     context: int | None = None
     """Tokens of a window; a synthetic task such as hops has its own."""
 
@@ -369,6 +384,8 @@ class TrainConfig:
     """Decay of matrices, filters and the embedding."""
     clip_norm: float = 1.0
     """Largest norm of the gradient; a larger gradient is scaled down to it."""
+    freeze: tuple[str, ...] = ()
+    """Parameters that keep their values, as patterns of their names: layers.0.*"""
     compute_dtype: ComputeDtypeChoice = "auto"
     """Type of the projections; weights, decays, norms and sums stay float32. auto is settled when
     a run begins."""
@@ -432,7 +449,14 @@ class TrainConfig:
 
 
 MAY_CHANGE = {
-    *("data.path", "train.micro_batch", "train.recompute", "train.compile", "train.device"),
+    *(
+        "data.path",
+        "data.prepare",
+        "train.micro_batch",
+        "train.recompute",
+        "train.compile",
+        "train.device",
+    ),
     *("train.parallel", "train.checkpoint_every", "train.keep_last", "train.keep_every"),
     *("train.tensorboard", "train.wandb"),
 }
@@ -467,8 +491,16 @@ def preset(name: str) -> ModelConfig:
 
 
 def preset_or_file(name: str) -> RunConfig:
-    """The config of a preset, or of a file if the name ends in .toml."""
-    return load(Path(name)) if name.endswith(".toml") else RunConfig(model=preset(name))
+    """The config of a preset, of the catalog, or of a file."""
+    if name in PRESETS:
+        return RunConfig(model=PRESETS[name])
+    known = catalog.config_names()
+    if name not in known and not catalog.is_path(name):
+        raise ValueError(
+            f"unknown preset or config '{name}'; {suggest(name, [*PRESETS, *known])}; a file of "
+            f"yours ends in {catalog.SUFFIX}"
+        )
+    return load(name)
 
 
 def check_seed(seed: int) -> int:
@@ -478,9 +510,15 @@ def check_seed(seed: int) -> int:
     return seed
 
 
-def load(path: Path | str, overrides: Tables | None = None) -> RunConfig:
-    """Read a run's config from a TOML file; `overrides` replace keys of the file."""
-    path = Path(path)
+def load(
+    path: Path | str, overrides: Tables | None = None, *, base: ModelConfig | None = None
+) -> RunConfig:
+    """Read a run's config from a TOML file, or from the catalog by its name.
+
+    `overrides` replace keys of the file. With `base`, the model of a run's parent, the file and
+    `overrides` say only what is different.
+    """
+    path = catalog.config_file(path)
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -488,13 +526,19 @@ def load(path: Path | str, overrides: Tables | None = None) -> RunConfig:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a config in TOML: {one_line(error)}") from None
     try:
-        return run_config(data, overrides)
+        return run_config(data, overrides, base=base)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def run_config(data: dict[str, Any], overrides: Tables | None = None) -> RunConfig:
-    """Build a run's config from nested tables; `model.preset` gives the missing model keys."""
+def run_config(
+    data: dict[str, Any], overrides: Tables | None = None, *, base: ModelConfig | None = None
+) -> RunConfig:
+    """Build a run's config from nested tables.
+
+    `base` and `model.preset` give the missing model keys. A preset does not change the schedule of
+    `base`.
+    """
     data, overrides = _with_new_names(data), _with_new_names(overrides or {})
     _check_warmup([data, overrides])
     tables = {section: data.get(section, {}) for section in (*data, *overrides)}
@@ -502,20 +546,39 @@ def run_config(data: dict[str, Any], overrides: Tables | None = None) -> RunConf
         table = tables[section]
         if section == "train" and isinstance(table, dict) and keys.keys() & set(BUDGETS):
             table = {key: value for key, value in table.items() if key not in BUDGETS}
+        if section == "data" and isinstance(table, dict) and "path" in keys:
+            table = _without("prepare", table)  # it makes the file's folder, not this one
         if section != "model" and isinstance(table, dict):
             tables[section] = table | keys
+    if base is not None:
+        tables.setdefault("model", {})
     if isinstance(tables.get("model"), dict):
-        tables["model"] = _model_table(tables["model"], overrides.get("model", {}))
+        tables["model"] = _model_table(tables["model"], overrides.get("model", {}), base)
     return with_fitting_warmup(from_dict(RunConfig, tables))
 
 
-def _model_table(given: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
-    """The section `[model]` on top of its preset, if it names a preset, with `keys` changed."""
+def _model_table(
+    given: dict[str, Any], keys: dict[str, Any], base: ModelConfig | None
+) -> dict[str, Any]:
+    """The section `[model]` on top of its base and its preset, if any, with `keys` changed."""
     name = keys.get("preset", given.get("preset"))
-    given, keys = ({k: v for k, v in one.items() if k != "preset"} for one in (given, keys))
+    tables = [_without("preset", given), _without("preset", keys)]
     if name is not None:
-        given = override(preset(name).table(), given)
-    return override(given, keys)
+        sizes = preset(name).table()
+        for key in () if base is None else BESIDE_SIZES:
+            sizes = _without(key, sizes)
+        tables.insert(0, sizes)
+    if base is not None:
+        tables.insert(0, base.table())
+    return functools.reduce(override, tables)
+
+
+BESIDE_SIZES = ("schedule", "norm_eps", "norm_placement", "embedding_scale", "tied_head")
+"""Keys that a preset does not change in the model of a parent."""
+
+
+def _without(key: str, table: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if name != key}
 
 
 OLD_FORMS = {"recurrent": "definition", "chunked": "torch"}

@@ -69,7 +69,7 @@ class Description:
 
 
 def describe(size: Path | str, *, schedules: Sequence[str] = ()) -> Description:
-    """Count a preset, a config file, a run or an exported folder under the named loops.
+    """Count a preset, a config, a run or an exported folder under the named loops.
 
     `schedules` are added to the loops; each is a named loop or notation.
     """

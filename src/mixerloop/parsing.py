@@ -21,17 +21,24 @@ def one_of(choices: Any, value: str, what: str) -> Any:
 
 
 def from_dict(cls: type[T], data: dict[str, Any], where: str = "") -> T:
-    """Build a dataclass from nested dicts; unknown or missing keys and wrong types are errors."""
+    """Build a dataclass from nested dicts; unknown or missing keys and wrong types are errors.
+
+    The key of a field is its name, or the `key` of its metadata: `from` cannot name a field.
+    """
     hints = get_type_hints(cls)
+    fields = {
+        field.metadata.get("key", field.name): field
+        for field in dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+    }
     for key in data:
-        if key not in hints:
+        if key not in fields:
             place = where.rstrip(".") or "config"
-            raise ValueError(f"{place}: unknown key {key}; {suggest(key, hints)}")
+            raise ValueError(f"{place}: unknown key {key}; {suggest(key, fields)}")
     values = {}
-    for field in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
-        name, hint = f"{where}{field.name}", hints[field.name]
-        if field.name in data:
-            values[field.name] = _typed(data[field.name], hint, name)
+    for key, field in fields.items():
+        name, hint = f"{where}{key}", hints[field.name]
+        if key in data:
+            values[field.name] = _typed(data[key], hint, name)
         elif field.default is field.default_factory is dataclasses.MISSING:
             raise ValueError(f"{name} is missing")
     return cls(**values)

@@ -107,6 +107,8 @@ class Provenance:
     """Size of fresh weights."""
     init: str | None = None
     """Rule of fresh weights."""
+    damping: float | None = None
+    """Share of its change that each pass but the first kept; None if passes kept all of it."""
 
 
 def result_provenance(**facts: Any) -> Provenance:

@@ -5,8 +5,9 @@
     RUN/metrics.jsonl            one line per step: computed values, such as the loss
     RUN/timing.jsonl             one line per step: speed
     RUN/tensorboard/             the same values for TensorBoard
-    RUN/checkpoints/step-N/      weights, config, tokenizer.model, the history until step N; sealed
-                                 by contents.json
+    RUN/checkpoints/step-N/      weights, config, tokenizer, the history until step N, and
+                                 parent.json if the run began with a parent's weights; sealed by
+                                 contents.json
     RUN/results/                 a JSON file for each measure, and its details
     RUN/lock                     locked by the process that writes to the run
 
@@ -23,8 +24,16 @@ RUNS = Path("runs")
 """The default folder for new runs and studies."""
 CONFIG = "config.toml"
 PROVENANCE = "provenance.json"
-TOKENIZER = "tokenizer.model"
-IMPORTED = "imported.json"
+SENTENCEPIECE_MODEL = "tokenizer.model"
+TOKENIZER_JSON = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+"""Beside a tokenizer.json: its start token and its end token."""
+TOKENIZERS = (SENTENCEPIECE_MODEL, TOKENIZER_JSON)
+"""The names that the tokenizer of a folder can have."""
+TRANSFORMERS_CONFIG = "config.json"
+"""The config of a model in a folder of `transformers`."""
+IMPORTED, IMPORTED_TENSORS = "imported.json", "imported.safetensors"
+"""The config of the folder that weights came from, and its tensors that our model does not have."""
 METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
 TENSORBOARD = "tensorboard"
@@ -34,6 +43,19 @@ RESULTS = "results"
 def read_provenance(run: Path) -> dict[str, Any]:
     """The provenance of a run, checked against its seal; version 0.1.0 wrote none."""
     return read_sealed(run / PROVENANCE, may_lack_seal=_is_of_first_version)
+
+
+def tokenizer_file(folder: Path) -> Path | None:
+    """The tokenizer of prepared data, a checkpoint or a folder of `transformers`, if it has one.
+
+    A folder of `transformers` may hold a SentencePiece model and its conversion; the model counts.
+    """
+    files = [folder / name for name in TOKENIZERS if is_there(folder / name)]
+    if len(files) > 1 and not is_there(folder / TRANSFORMERS_CONFIG):
+        raise ValueError(
+            f"{folder}: has two tokenizers, {' and '.join(TOKENIZERS)}; remove the wrong file"
+        )
+    return files[0] if files else None
 
 
 def _is_of_first_version(provenance: dict[str, Any]) -> bool:
@@ -75,7 +97,13 @@ def results_folder(path: Path) -> Path:
 
 def is_checkpoint_outside_run(path: Path) -> bool:
     """Whether a path is a checkpoint that is not in the folder of a run."""
-    return is_there(path / CONTENTS) and path.resolve().parent.name != CHECKPOINTS
+    return is_there(path / CONTENTS) and run_of(path) is None
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """The run that a checkpoint belongs to; None for a checkpoint outside a run."""
+    checkpoints = checkpoint.resolve().parent
+    return checkpoints.parent if checkpoints.name == CHECKPOINTS else None
 
 
 def checkpoints(run: Path) -> dict[int, Path]:

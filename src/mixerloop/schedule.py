@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 Sublayer = Literal["mixer", "ffn"]
-Unit = Literal["mixer", "ffn", "block", "stack"]
-"""The body of a loop: a sublayer, a layer's mixer and ffn, or the whole stack."""
+Unit = Literal["mixer", "ffn", "block", "stack", "coda"]
+"""What a pass goes round: a sublayer, a layer's mixer and ffn, the layers that the schedule repeats
+(its stack), or the layers after those (its coda)."""
 PassCounts = int | Sequence[int]
 """The number of passes of all layers, or a number for each layer."""
 
@@ -124,10 +125,16 @@ def repeated_unit(schedule: Schedule) -> Unit | None:
     for sublayer in BLOCK:
         if repeated <= {sublayer}:
             return sublayer if repeated else None
-    sizes = num_layers_of(schedule), num_passes_of(schedule)
-    if schedule == full_loop(*sizes):
+    num_layers, looped = num_layers_of(schedule), looped_layers(schedule)
+    if schedule == prelude_core_coda(
+        num_prelude=looped.start,
+        num_core=len(looped),
+        num_coda=num_layers - looped.stop,
+        num_passes=num_passes_of(schedule),
+    ):
         return "stack"
-    if schedule == block_loop(*sizes):
+    counts = Counter(one.layer for one in schedule if one.sublayer == "mixer")
+    if schedule == block_loop(num_layers, [counts[layer] for layer in range(num_layers)]):
         return "block"
     raise ValueError("the schedule repeats mixers and ffns, but neither as blocks nor as a stack")
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from mixerloop import catalog, runs
 from mixerloop.config import ComputeDtype, ComputeDtypeChoice, Device
+from mixerloop.files import is_there
 from mixerloop.measures import measure_named
 from mixerloop.result_files import read_typed
 from mixerloop.results import Provenance
@@ -56,6 +58,19 @@ class PrefillSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlannedParent:
+    """The model whose weights all models of a part start from."""
+
+    folder: str
+    sha256: str
+    """The fingerprint of the weights."""
+    schedule: str
+    """The parent's own schedule, in notation."""
+    step: int | None
+    """The updates that the weights had; None for an exported folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlannedArm:
     """One model of a part."""
 
@@ -78,6 +93,8 @@ class PlannedArm:
     """The value of the tuned key; empty if the part does not tune, or has not yet."""
     tunes: str | None = None
     """The model whose key is tuned by this one; None unless the part is one of tuning."""
+    fresh: tuple[str, ...] = ()
+    """The tensors that the part's parent lacks; empty without a parent, where all are fresh."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +123,8 @@ class PlannedPart:
     """The budget; None if the study file has it in the config alone."""
     is_tuning: bool = False
     """Whether the runs of this part choose a value for the other parts of the family."""
+    parent: PlannedParent | None = None
+    """None if the models of this part start from fresh weights."""
 
     def measured_in(self, measure: str) -> ComputeDtype:
         """The compute type of a measurement."""
@@ -137,6 +156,24 @@ class StudyPlan:
     cells: tuple[PlannedCell, ...]
     prefill: PrefillSettings | None
     provenance: Provenance
+
+
+def default_folder(study: Path) -> Path:
+    """The folder of a study that is given none: runs/NAME for NAME.toml."""
+    return runs.RUNS / study.stem
+
+
+def folder_named(given: Path | str) -> Path:
+    """The folder that a user names by path, by the study file or by the study's name.
+
+    The last two stand for the study's default folder, if there is a study in it.
+    """
+    path = Path(given)
+    is_file = path.suffix == catalog.SUFFIX
+    if path.is_dir() or not (is_file or path.name == str(given)):
+        return path
+    folder = default_folder(path) if is_file else runs.RUNS / path
+    return folder if is_there(folder / PLAN) else path
 
 
 def record_of(folder: Path, cell: str) -> Path:

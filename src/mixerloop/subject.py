@@ -10,6 +10,7 @@ import torch
 from mixerloop import runs
 from mixerloop.config import ComputeDtype, RunConfig, check_fits
 from mixerloop.data.tokenizer import Tokenizer
+from mixerloop.data.tokenizer_files import tokenizer_in
 from mixerloop.measures import measure_of
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.notation import notation
@@ -35,6 +36,8 @@ class Subject:
     config: RunConfig
     schedule: Schedule
     compute_dtype: ComputeDtype
+    damping: float | None = None
+    """Share of its change that each pass but the first keeps; None if passes keep all of it."""
     overwrite: bool = False
     """Whether results also replace files that this program did not write."""
 
@@ -45,12 +48,7 @@ class Subject:
 
     def tokenizer(self) -> Tokenizer:
         """Load the tokenizer beside the weights; its vocabulary must fit the model."""
-        path = self.folder / runs.TOKENIZER
-        if not path.is_file():
-            raise ValueError(f"{self.folder}: has no tokenizer, so it cannot read text")
-        tokenizer = Tokenizer(path)
-        check_fits(path, tokenizer.vocab_size, self.config.model.vocab_size)
-        return tokenizer
+        return fitting_tokenizer(self.folder, vocab_size=self.config.model.vocab_size)
 
     def data(self, given: Path | str | None) -> Path:
         """The data folder `given`, or else the folder the run was trained on."""
@@ -69,7 +67,7 @@ class Subject:
         return Heading(
             checkpoint=str(self.folder),
             schedule=notation(self.schedule),
-            trained_schedule=notation(self.model.schedule),
+            trained_schedule=notation(self.config.model.occurrences()),
         )
 
     def provenance(self, **facts: Any) -> Provenance:
@@ -81,6 +79,7 @@ class Subject:
             compute_dtype=self.compute_dtype,
             device=self.device.type,
             seed=None if train is None else train.seed,
+            damping=self.damping,
             **facts,
         )
 
@@ -110,6 +109,15 @@ class Subject:
             detail_files=detail_files,
             overwrite=self.overwrite,
         )
+
+
+def fitting_tokenizer(folder: Path, *, vocab_size: int) -> Tokenizer:
+    """The tokenizer of a checkpoint or an exported folder; it must fit a model's vocabulary."""
+    tokenizer = tokenizer_in(folder)
+    if tokenizer is None:
+        raise ValueError(f"{folder}: has no tokenizer, so it cannot read text")
+    check_fits(runs.tokenizer_file(folder), tokenizer.vocab_size, vocab_size)
+    return tokenizer
 
 
 def forms_of(model: LoopedLM) -> dict[str, str]:

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from mixerloop import runs
 from mixerloop.config import ComputeDtype, Form
 from mixerloop.data.tokenizer import TextStream, Tokenizer
-from mixerloop.files import is_there
+from mixerloop.data.tokenizer_files import tokenizer_in
 from mixerloop.model.generation import Sampling, check_max_tokens
 from mixerloop.model.generation import generate as generate_tokens
 from mixerloop.notation import notation
@@ -61,8 +60,7 @@ def generate(
     check_max_tokens(max_tokens)
     if "" in stop:
         raise ValueError("stop needs some text to stop at")
-    path = subject.folder / runs.TOKENIZER
-    tokenizer = Tokenizer(path) if is_there(path) else None
+    tokenizer = tokenizer_in(subject.folder)
     ids = _prompt_ids(subject, prompt, tokenizer)
     if stop and tokenizer is None:
         raise ValueError("stop needs a run with a tokenizer")

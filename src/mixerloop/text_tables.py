@@ -20,6 +20,13 @@ def table_of(first: str, *others: str) -> "Table":
     return table
 
 
+def table_of_words(*titles: str) -> "Table":
+    """A table without lines whose columns are aligned to the left."""
+    from rich.table import Table
+
+    return Table(*titles, box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+
+
 def text_of(table: "Table") -> str:
     """The table as text, without a line break at the end."""
     from rich.console import Console

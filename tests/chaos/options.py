@@ -241,6 +241,8 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         brings=("run", "data", "bundle"),
     ),
     ("doctor",): Command(),
+    ("configs",): Command(positional={"name": ("nano-hops",)}),
+    ("studies",): Command(positional={"name": ("quick",)}),
     ("init",): Command(
         positional={"size": ("text.toml",)},
         options={"--out": ("new",)},

@@ -22,7 +22,6 @@ MARK = "-- next example --"
 def printed(tmp_path_factory):
     """What each example prints; they share a folder and their names, as cells of a notebook do."""
     place = tmp_path_factory.mktemp("notebook")
-    (place / "configs").symlink_to(ROOT / "configs")
     (place / "eval_bundle").symlink_to(ROOT / "tests" / "data" / "core_bundle")
     done = subprocess.run(
         [sys.executable, "-c", f"\nprint({MARK!r})\n".join(EXAMPLES)],

@@ -13,7 +13,7 @@ import sentencepiece
 
 from command_line import COMMAND, mixerloop, refused
 from mixerloop import runs
-from mixerloop.data.tokenizer import train_tokenizer
+from mixerloop.data.sentencepiece_tokenizer import train_tokenizer
 from mixerloop.files import check_seal, seal_folder
 from mixerloop.ops.gated_delta_rule import choose_form
 
@@ -101,7 +101,7 @@ def test_generate_computes_in_bfloat16_when_asked(fresh):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["describe", "15n"], "unknown preset '15n'; did you mean 15m?"),
+        (["describe", "15n"], "unknown preset or config '15n'; did you mean 15m?"),
         (["describe", "15m", "--schedule", "6x(A4 G)"], "'6x(A4 G)', character 7: unexpected 'G'"),
         (["describe", "15m", "--schedule", "6x(A0 F)"], "'6x(A0 F)', character 5: a count must be"),
         (["describe", "15m", "--schedule", "mixer_loop(0)"], "passes must be at least 1"),
@@ -117,7 +117,7 @@ def test_generate_computes_in_bfloat16_when_asked(fresh):
         (["init", "nano", "--out", "/proc/x"], "/proc/x: cannot be made"),
         (["describe", "gone.toml"], "gone.toml: cannot read this config"),
         (["describe", "nano", "--picture", "gone/x.svg"], "there is no folder"),
-        (["describe", "a\nb"], "unknown preset 'a b'"),
+        (["describe", "a\nb"], "unknown preset or config 'a b'"),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch):
@@ -186,9 +186,9 @@ def test_the_doctor_names_the_form_and_what_is_missing():
     assert found["form"] == ("native" if found["native_kernel"] else "torch")
     assert found["machine"]["cores"] >= 1
     said = mixerloop("doctor").stdout
-    assert "native kernel: " in said
+    assert "\nnative kernel  " in said
     for name, there in found["extras"].items():
-        assert (f"{name}: there" in said) == there
+        assert (f"  {name:<8} installed " in said) == there
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -14,8 +14,8 @@ import pytest
 import needs
 from command_line import COMMAND, mixerloop, refused
 from mixerloop import paper
+from mixerloop.data.sentencepiece_tokenizer import train_tokenizer
 from mixerloop.data.sources import standard_library
-from mixerloop.data.tokenizer import train_tokenizer
 
 KILLS = 10
 

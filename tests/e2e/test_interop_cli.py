@@ -12,7 +12,7 @@ import sentencepiece
 
 import needs
 from command_line import mixerloop, refused
-from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
+from mixerloop.data.sentencepiece_tokenizer import SentencePieceTokenizer, train_tokenizer
 from small_model import model_file
 
 TASK = """
@@ -138,7 +138,7 @@ TRICKY = (
 def test_the_tokenizer_of_transformers_gives_our_ids(exported, text):
     transformers = needs.module("transformers")
     theirs = transformers.AutoTokenizer.from_pretrained(exported / "hf")
-    ours = Tokenizer(exported / "hf" / "tokenizer.model")
+    ours = SentencePieceTokenizer(exported / "hf" / "tokenizer.model")
     assert theirs.encode(text) == ours.encode(text)
     assert theirs.decode(theirs.encode(text), skip_special_tokens=True) == ours.decode(
         ours.encode(text)

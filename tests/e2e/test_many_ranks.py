@@ -3,22 +3,18 @@
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 from safetensors.torch import load_file
 
-from command_line import environment, mixerloop
+from command_line import mixerloop
 from mixerloop.data.corpora import prepare_hops
 from mixerloop.data.tasks.hops import HopsSettings
 from mixerloop.model.checkpoint import load_model
+from torchrun import TORCHRUN, torchrun
 
 pytestmark = pytest.mark.slow
 
-TORCHRUN = [
-    *(sys.executable, "-m", "torch.distributed.run"),
-    *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
-]
 SAME = 1e-5  # relative, of losses in float32 whose sums run in another order
 CONFIG = """
 [model]
@@ -57,16 +53,7 @@ def place(tmp_path):
 def train(*arguments, cwd, ranks=1):
     if ranks == 1:
         return mixerloop("train", *arguments, cwd=cwd)
-    done = subprocess.run(
-        [*TORCHRUN, "--nproc-per-node", str(ranks), "-m", "mixerloop", "train"]
-        + [str(argument) for argument in arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        env=environment(cwd),
-    )
-    assert done.returncode == 0, done.stderr
-    return done
+    return torchrun("train", *arguments, cwd=cwd, ranks=ranks)
 
 
 def losses(run):

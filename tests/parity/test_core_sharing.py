@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import needs
-from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
+from mixerloop.data.sentencepiece_tokenizer import SentencePieceTokenizer, train_tokenizer
 from mixerloop.evaluation.core.asking import answers, asked
 from mixerloop.evaluation.core.bundle import VARIABLE, Bundle
 from mixerloop.evaluation.core.prompts import prompts
@@ -33,7 +33,7 @@ def test_sharing_changes_no_decision_and_saves_most_tokens(tmp_path):
         for text in prompts(example, shots=[], delimiter=" ")
     )
     (tmp_path / "tokenizer.model").write_bytes(train_tokenizer(texts, vocab_size=VOCAB))
-    tokenizer = Tokenizer(tmp_path / "tokenizer.model")
+    tokenizer = SentencePieceTokenizer(tmp_path / "tokenizer.model")
     sizes = small_config(num_layers=1, d_model=16, num_heads=2, d_head=8, d_ffn=16, vocab_size=50)
     model = fresh_model(
         dataclasses.replace(sizes, vocab_size=VOCAB, schedule="mixer_loop(2)"), seed=0

@@ -112,7 +112,7 @@ def test_attention_is_llamas(kv_heads):
 def test_attention_with_norms_is_qwen3s():
     theirs = needs.module("transformers.models.qwen3.modeling_qwen3")
     config = attention_config(config_of("Qwen3Config"), 2)
-    ours = made("attention", **HEADS, num_kv_heads=2, rotary_base=500.0, query_key_norm=True)
+    ours = made("attention", **HEADS, num_kv_heads=2, rotary_base=500.0, query_key_norm="head")
     turns = theirs.Qwen3RotaryEmbedding(config)(torch.zeros(1), torch.arange(SEQ)[None])
     weights = attention_weights(ours) | {
         "q_norm.weight": ours.query_norm.weight,

@@ -16,7 +16,7 @@ needs.package("transformers").or_skip()
 
 from transformers import AutoTokenizer
 
-from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
+from mixerloop.data.sentencepiece_tokenizer import SentencePieceTokenizer, train_tokenizer
 from mixerloop.evaluation.core.asking import asked, questions
 from mixerloop.evaluation.core.bundle import VARIABLE, Bundle
 from mixerloop.interop.tokenizer_json import write_tokenizer
@@ -42,8 +42,9 @@ def random_texts(number):
 
 def both(folder):
     """Ours, and the one AutoTokenizer makes of what was written beside it."""
-    write_tokenizer(folder)
-    return Tokenizer(folder / "tokenizer.model"), AutoTokenizer.from_pretrained(folder)
+    ours = SentencePieceTokenizer(folder / "tokenizer.model")
+    write_tokenizer(folder, ours)
+    return ours, AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.fixture

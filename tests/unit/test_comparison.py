@@ -86,9 +86,10 @@ def test_runs_of_one_architecture_alone_are_compared_with_each_other():
         {"seed": 1},
         {"config": None},
         {"schedule": "2x(A4 F)"},
+        {"parent": "weights of another run"},
     ],
 )
-def test_other_data_steps_schedules_or_no_other_seed_are_no_seeds_of_one(other):
+def test_other_data_steps_schedules_parents_or_no_other_seed_are_no_seeds_of_one(other):
     full = run("f", "2x(A F)", seed=1)
     found = group_by_architecture([run("a", seed=1), run("b", **({"seed": 2} | other)), full])
     assert [len(arm.runs) for arm in found] == [1, 1, 1]

@@ -107,4 +107,4 @@ def test_the_released_residual_is_written_out_by_what_the_schedule_repeats(sched
 
 def test_a_schedule_without_a_unit_has_no_released_residual():
     with pytest.raises(ValueError, match="name a unit: mixer, ffn, block, stack"):
-        preset("nano").changed(schedule="A F 2x(2x(A F)) A F", pass_residual="released")
+        preset("nano").changed(schedule="A2 F 2x(2x(A F)) A F", pass_residual="released")

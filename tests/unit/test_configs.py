@@ -1,16 +1,15 @@
-"""The configs in the repository: they load, and matched ones differ in what loops."""
+"""The configs of the catalog: they load, and matched ones differ in what loops."""
 
 import dataclasses
 import tomllib
-from pathlib import Path
 
 import pytest
 
-from mixerloop import config
+from mixerloop import catalog, config
 from mixerloop.config import PRESETS, ModelConfig, RunConfig, run_config
 from mixerloop.schedule import LOOPS
 
-FILES = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
+FILES = sorted(catalog.CONFIGS.glob("*.toml"))
 PAPER = ("no_loop", "mixer_loop", "full_loop")
 
 TRAINED = {

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -100,8 +101,28 @@ def test_a_description_draws_what_it_counts(fresh):
 def test_an_installation_is_told_in_words():
     here = inspect_installation()
     text = installation_text(here)
-    assert f"{here.machine['cores']} cores; torch {here.torch}" in text
-    assert all(f"{name}: " in text for name in here.extras)
+    assert f", {here.machine['cores']} cores, " in text
+    assert f", torch {here.torch}\n" in text
+    assert all(f"\n  {name} " in text for name in here.extras)
+
+
+def test_an_installation_with_every_trouble_fits_a_screen():
+    here = inspect_installation()
+    troubled = replace(
+        here,
+        machine={
+            **here.machine,
+            "processor": "A processor with a name " * 5,
+            "isa_limit": "AVX512_CORE_FP16",
+            "waiting": dict.fromkeys([*machine.WAITING_CHOICES, machine.NUM_THREADS], "1000"),
+        },
+        native_kernel=False,
+        openmp=["libother.so.1", "libanother.so.2"],
+        extras=dict.fromkeys(here.extras, False),
+    )
+    lines = installation_text(troubled).splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
 
 
 def test_a_plan_is_made_without_writing_anything(study):

@@ -11,9 +11,10 @@ import needs
 from mixerloop.data.batches import Batch
 from mixerloop.model.initialization import fresh_model
 from mixerloop.schedule import LOOPS
+from mixerloop.training.freezing import hold_what_never_runs
 from mixerloop.training.gradients import Computation, accumulate, clip
 from mixerloop.training.loss import SummedLoss
-from mixerloop.training.optimizer import hold_what_never_runs, make_optimizer
+from mixerloop.training.optimizer import make_optimizer
 from mixerloop.training.parallel import ParallelLoss, Ranks
 
 SAME = 1e-10  # float64, relative to the largest value: sums in another order

@@ -28,7 +28,7 @@ def test_norms_start_at_one_decay_rates_and_steps_in_their_ranges():
     for layer in fresh_model(config, seed=0).layers:
         mixer = layer.mixer
         assert isinstance(mixer, GatedDeltaNet)
-        assert (layer.mixer_norm.weight == 1).all()
+        assert (layer.get_parameter("mixer_norm.weight") == 1).all()
         assert (mixer.output_norm.weight == 1).all()
         rate = mixer.A_log.exp()
         assert rate.min() > 0

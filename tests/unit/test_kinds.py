@@ -34,7 +34,7 @@ from mixerloop.training.trainer import Trainer
 from mixerloop.transport.trajectories import measure
 from small_model import SMALL, small_config
 from toys import (  # noqa: F401
-    input_injection,
+    rereading,
     running_mean,
     token_shift,
     toy_attention,
@@ -46,12 +46,12 @@ TOYS = {
     "growing": {"mixer": "toy_attention"},
     "ffn": {"ffn": "two_experts"},
     "stateful ffn": {"ffn": "token_shift"},
-    "rule": {"input_injection": "mixer"},
+    "rule": {"rereading": "mixer"},
     "hybrid": {"mixer": ["gated_delta_net", "toy_attention"], "d_attention": 4},
     "everything": {
         "mixer": ["running_mean", "toy_attention"],
         "ffn": "two_experts",
-        "input_injection": {"unit": "stack", "penalty": 0.1},
+        "rereading": {"unit": "stack", "penalty": 0.1},
         "pass_residual": "stack",
         "schedule": "full_loop(3)",
     },
@@ -240,7 +240,14 @@ def test_a_weight_whose_first_gradient_comes_late_keeps_its_own_count(tiny, tmp_
         optimizer.step()
     position = Position(step=3, seconds=0.0, total_steps=3, seed=0, finished=True)
     folder = save(
-        tmp_path / "run", model, optimizer, position, config=config, tokenizer=None, ranks=Ranks()
+        tmp_path / "run",
+        model,
+        optimizer,
+        position,
+        config=config,
+        tokenizer={},
+        parent=None,
+        ranks=Ranks(),
     )
     again, _ = load_model(folder)
     other = make_optimizer(again, peak_lr=0.1, weight_decay=0.1)
@@ -297,12 +304,10 @@ def test_a_kind_may_change_in_a_config_with_options_outside_tables():
     assert changed.options["swiglu"].d_ffn == SMALL["d_ffn"]
     wider = configs.run_config({"model": table}, {"model": {"swiglu": {"d_ffn": 32}}}).model
     assert wider.options["swiglu"].d_ffn == 32
-    rule = {"input_injection": {"unit": "mixer", "penalty": 0.5}}
-    other = configs.run_config({"model": table | rule}, {"model": {"input_injection": "ffn"}}).model
-    assert other.options["input_injection"] == input_injection.InputInjectionOptions(
-        unit="ffn", penalty=0.5
-    )
-    none = configs.run_config({"model": table | rule}, {"model": {"input_injection": "none"}}).model
+    rule = {"rereading": {"unit": "mixer", "penalty": 0.5}}
+    other = configs.run_config({"model": table | rule}, {"model": {"rereading": "ffn"}}).model
+    assert other.options["rereading"] == rereading.RereadingOptions(unit="ffn", penalty=0.5)
+    none = configs.run_config({"model": table | rule}, {"model": {"rereading": "none"}}).model
     assert not none.pass_rules()
 
 
@@ -357,9 +362,9 @@ def test_a_model_with_a_careless_projection_is_not_shrunk(tiny):
         ({"running_mean": {"d_mean": 3}}, "model.running_mean: no layer is of this kind"),
         ({"mixer": "running_mean", "running_mean": {"d_men": 3}}, "did you mean d_mean?"),
         ({"mixer": "running_mean", "num_heads": 3}, "unknown key num_heads"),
-        ({"input_injection": {"penalty": 1.0}}, "model.input_injection.unit is missing"),
+        ({"rereading": {"penalty": 1.0}}, "model.rereading.unit is missing"),
         ({"mixer": "running_mean", "d_mean": "wide"}, "model.running_mean.d_mean = 'wide'"),
-        ({"input_injection": "mixr"}, "model.input_injection.unit 'mixr' is unknown; did you mean"),
+        ({"rereading": "mixr"}, "model.rereading.unit 'mixr' is unknown; did you mean"),
         ({"swiglu": 3}, "model.swiglu must be a table, got 3"),
     ],
 )

@@ -97,7 +97,7 @@ def test_routes_are_those_of_each_pass():
             if occurrence.layer == 1 and occurrence.sublayer == "ffn":
                 layer = model.layers[1]
                 assert isinstance(layer.ffn, Experts)
-                seen.append(layer.ffn.chosen_experts(layer.ffn_norm(residual)))
+                seen.append(layer.ffn.chosen_experts(layer.get_submodule("ffn_norm")(residual)))
             residual = model.walk(residual, (occurrence,)).residual
     assert len(routes[1]) == 3
     assert all(torch.equal(one, other) for one, other in zip(routes[1], seen, strict=True))

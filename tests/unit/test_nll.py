@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from mixerloop.data.held_out import held_out_task, held_out_text
 from mixerloop.data.prepare import Settings, canonical, prepare
-from mixerloop.data.shards import TokenSplit, open_tokenizer
+from mixerloop.data.shards import TokenSplit, tokenizer_of
 from mixerloop.data.sources import text_files
 from mixerloop.data.tasks.hops import Hops, HopsSettings
 from mixerloop.data.windows import NOT_SCORED, TokenWindows
@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
         text_files([root / "train.jsonl"], [root / "valid.jsonl"]),
         root / "data",
         settings=Settings(vocab_size=320),
-        tokenizer_path=None,
+        given=None,
         workers=1,
         progress=lambda what, done, total: None,
     )
@@ -62,7 +62,7 @@ def model(split):
 
 @pytest.fixture(scope="module")
 def held_out(split, folder):
-    return held_out_text(split, open_tokenizer(folder, split.manifest), context=CONTEXT)
+    return held_out_text(split, tokenizer_of(folder, split.manifest), context=CONTEXT)
 
 
 def plain_losses(model, split):
@@ -170,7 +170,7 @@ def test_progress_ends_at_all_tokens(model, held_out):
 
 
 def test_bytes_are_those_of_the_text_though_the_tokenizer_wrote_others(folder, split, monkeypatch):
-    tokenizer = open_tokenizer(folder, split.manifest)
+    tokenizer = tokenizer_of(folder, split.manifest)
     monkeypatch.setattr(tokenizer, "decode", lambda ids: "x" * len(ids))
     held_out = held_out_text(split, tokenizer, context=CONTEXT)
     assert held_out.text_bytes is not None
@@ -179,7 +179,7 @@ def test_bytes_are_those_of_the_text_though_the_tokenizer_wrote_others(folder, s
 
 
 def test_one_document_or_no_context_is_refused(folder, split, monkeypatch):
-    tokenizer = open_tokenizer(folder, split.manifest)
+    tokenizer = tokenizer_of(folder, split.manifest)
     with pytest.raises(ValueError, match="context must be at least 1, got 0"):
         held_out_text(split, tokenizer, context=0)
     monkeypatch.setattr(split, "document_starts", lambda: np.array([0]))

@@ -3,23 +3,27 @@
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from command_line import environment, mixerloop, refused
 from mixerloop.data.corpora import prepare_hops
+from mixerloop.data.sentencepiece_tokenizer import train_tokenizer
 from mixerloop.data.tasks.hops import HopsSettings
-from mixerloop.data.tokenizer import train_tokenizer
+from mixerloop.installation import EXTRAS
 from mixerloop.interop import transformers_kernels
 from small_model import model_file, training_file
 
 ROOT = Path(__file__).parents[2]
 OPTIONAL = (
-    *("transformers", "accelerate", "lm_eval", "ray", "wandb", "fla", "triton"),
+    *("transformers", "tokenizers", "accelerate", "lm_eval", "ray", "wandb", "fla", "triton"),
     *("onnxruntime", "onnx", "mlx", "playwright"),
 )
 BLOCK = f"import sys\nsys.modules.update(dict.fromkeys({OPTIONAL!r}))\n"  # as if not installed
+FOR_CONTRIBUTORS = ("dev", "docs")
+DISTRIBUTIONS = {"fla": "fla_core", "peers": "flash_linear_attention"}  # both have a package fla
 ABOUT_OTHERS = {  # modules that are nothing without the package they are for
     "mixerloop.interop.hf": "mixerloop.interop.hf needs transformers: pip install 'mixerloop[hf]'",
     "mixerloop.interop.lm_eval": (
@@ -100,6 +104,14 @@ def test_exporting_a_tokenizer_names_the_extra(tmp_path, without_any):
     assert not (tmp_path / "hf").exists()
 
 
+def test_a_tokenizer_json_names_the_extra(tmp_path, without_any):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    command = ("init", "nano", "--tokenizer", "tokenizer.json", "--out", "run")
+    line = refused(*command, cwd=tmp_path)
+    needed = "a tokenizer.json needs tokenizers: pip install 'mixerloop[hf]'"
+    assert line == f"mixerloop: tokenizer.json: {needed}"
+
+
 def test_a_model_without_a_tokenizer_goes_there_and_back_without_them(tmp_path, without_any):
     (tmp_path / "small.toml").write_text(model_file())
     mixerloop("init", "small.toml", "--out", "run", cwd=tmp_path)
@@ -156,7 +168,29 @@ def test_the_form_fla_names_the_extra(place, without_any):
     assert line.endswith("flash-linear-attention is not installed: pip install 'mixerloop[fla]'")
 
 
-def test_the_doctor_says_what_each_missing_package_is_for(tmp_path, without_any):
+def test_the_doctor_says_what_each_missing_extra_gives(tmp_path, without_any):
     shown = mixerloop("doctor", cwd=tmp_path).stdout
-    for name in ("fla", "transformers", "wandb", "ray"):
-        assert f"{name}: not installed; needed for " in shown
+    for name, extra in EXTRAS.items():
+        assert f"  {name:<8} missing    {extra.gives}\n" in shown
+    assert "pip install 'mixerloop[fla]'" in shown
+
+
+def test_the_doctor_knows_the_extras_of_the_package():
+    assert set(EXTRAS) == set(declared_extras()) - set(FOR_CONTRIBUTORS)
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_an_extra_declares_the_packages_that_the_doctor_looks_for(name):
+    declared = [line.replace("-", "_") for line in declared_extras()[name]]
+    for package in EXTRAS[name].packages:
+        start = DISTRIBUTIONS[name] if package == "fla" else package
+        assert any(line.startswith(start) for line in declared), package
+
+
+@pytest.mark.parametrize("name", [*EXTRAS, *FOR_CONTRIBUTORS])
+def test_the_page_about_installing_has_every_extra(name):
+    assert f"| `{name}` |" in (ROOT / "docs" / "install.md").read_text()
+
+
+def declared_extras():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

@@ -19,6 +19,15 @@ class Outer:
     by_number: dict[int, Inner] = field(default_factory=dict)
     mixed: str | int | bool | dict[str, str] | None = None
     maybe: Inner | None = None
+    parent: str | None = field(default=None, metadata={"key": "from"})
+
+
+def test_a_field_may_have_a_key_that_python_reserves():
+    assert from_dict(Outer, {"from": "base"}).parent == "base"
+    with pytest.raises(ValueError, match=r"unknown key parent; known: .*, from$"):
+        from_dict(Outer, {"parent": "base"})
+    with pytest.raises(ValueError, match=r"^part\.from = 3"):
+        from_dict(Outer, {"from": 3}, "part.")
 
 
 def test_nested_values_become_dataclasses_tuples_and_mappings():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixerloop import files, runs
+from mixerloop import files
 from mixerloop.data import prepare as preparing
 from mixerloop.data import shards
 from mixerloop.data.prepare import (
@@ -20,9 +20,10 @@ from mixerloop.data.prepare import (
     hash_of,
     prepare,
 )
+from mixerloop.data.sentencepiece_tokenizer import train_tokenizer
 from mixerloop.data.shards import TokenSplit, read_manifest, token_dtype, verify, write_shard
 from mixerloop.data.sources import Source, SourceFile, text_files
-from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
+from mixerloop.data.tokenizer_files import open_tokenizer
 from mixerloop.data.windows import TokenWindows
 from mixerloop.files import file_sha256, write_file
 
@@ -62,7 +63,7 @@ def run(source, folder, tokenizer_path, *, workers=1, **settings):
         source,
         folder,
         settings=Settings(**settings),
-        tokenizer_path=tokenizer_path,
+        given=None if tokenizer_path is None else open_tokenizer(tokenizer_path),
         workers=workers,
         progress=lambda what, done, total: None,
     )
@@ -70,7 +71,7 @@ def run(source, folder, tokenizer_path, *, workers=1, **settings):
 
 def texts_of(folder, split):
     """Every document of a split, decoded."""
-    tokens, tokenizer = TokenSplit(folder, split), Tokenizer(folder / runs.TOKENIZER)
+    tokens, tokenizer = TokenSplit(folder, split), open_tokenizer(folder)
     starts = tokens.document_starts().tolist()
     ends = [*starts[1:], len(tokens)]
     return [tokenizer.decode(tokens.read(a, b).tolist()) for a, b in zip(starts, ends, strict=True)]
@@ -138,13 +139,13 @@ def test_a_trained_tokenizer_is_the_same_each_time():
 
 @given(st.text(st.characters(exclude_characters=WORD_MARK, exclude_categories=["Cs"])))
 def test_any_text_but_the_word_mark_comes_back_as_it_was(tokenizer_path, text):
-    tokenizer = Tokenizer(tokenizer_path)
+    tokenizer = open_tokenizer(tokenizer_path)
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @pytest.mark.parametrize("text", ["<s> </s> <unk>", "<0x0A>", "a\0b", " a  b\t\r\n", "\n\n"])
 def test_text_that_looks_like_a_token_is_still_text(tokenizer_path, text):
-    tokenizer = Tokenizer(tokenizer_path)
+    tokenizer = open_tokenizer(tokenizer_path)
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 

@@ -84,12 +84,14 @@ def test_impossible_counts_are_refused(make, message):
     [
         *(("no_loop", None), ("mixer_loop", "mixer"), ("ffn_loop(2)", "ffn")),
         *(("block_loop(3)", "block"), ("full_loop(2)", "stack"), ("A4 F A F A2 F", "mixer")),
+        *(("A F 3x(A F A F)", "stack"), ("A F 2x(A F)", None), ("A F (A F)2 A F", "stack")),
+        *(("2x(2x(A F)) A F", "stack"), ("(A F)3 A F (A F)2", "block")),
     ],
 )
 def test_what_a_schedule_repeats(text, unit):
     assert repeated_unit(resolve(text, 3)) == unit
 
 
-def test_a_schedule_that_repeats_parts_of_a_stack_has_no_unit():
+def test_a_schedule_with_loops_of_two_sorts_has_no_unit():
     with pytest.raises(ValueError, match="neither as blocks nor as a stack"):
-        repeated_unit(resolve("A F 2x(2x(A F)) A F", 4))
+        repeated_unit(resolve("A2 F 2x(2x(A F)) A F", 4))

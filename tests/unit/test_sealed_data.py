@@ -21,8 +21,8 @@ from mixerloop.data.batches import Batches
 from mixerloop.data.corpora import prepare_hops, prepare_text
 from mixerloop.data.data_check import DataCheck
 from mixerloop.data.prepared import open_prepared, verify_prepared
+from mixerloop.data.sentencepiece_tokenizer import train_tokenizer
 from mixerloop.data.shards import TokenSplit, read_manifest
-from mixerloop.data.tokenizer import train_tokenizer
 from mixerloop.data.windows import Draw
 from mixerloop.files import SealedFile
 from mixerloop.training.metrics import Metrics, Timing

@@ -1,20 +1,20 @@
 """Study files: what they say, and what is refused, with the line that says it."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
+from mixerloop.catalog import STUDIES
 from mixerloop.config import preset
 from mixerloop.files import read_sealed, write_sealed
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import meta_model
 from mixerloop.studies.plan import FLOPS_AGREE, make_plan
 from mixerloop.studies.study import line_of, read_study
+from mixerloop.training.fresh_run import init_run
 from small_model import training_file
 from toys import toy_attention  # noqa: F401
 
-STUDIES = Path(__file__).parents[2] / "studies"
 STUDY = """title = "Small"
 
 [[parts]]
@@ -47,7 +47,7 @@ def plan_of(path):
 
 
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.toml")), ids=lambda path: path.stem)
-def test_the_studies_in_the_repository_can_be_planned(path):
+def test_the_studies_of_the_catalog_can_be_planned(path):
     plan = plan_of(path)
     for variant in plan.variants:
         cells, part = plan.of(variant.name), variant.part
@@ -168,6 +168,9 @@ def test_a_stack_without_loops_is_deepened_to_the_compute_of_a_loop():
         ("seeds =", 'match = "flops"\nseeds =', 8, "needs a budget in flops, and train has steps"),
         ("seeds =", 'match = "seconds"\nseeds =', 8, "needs a budget in seconds"),
         ("seeds =", 'match = "tokens"\nseeds =', 8, "tokens"),
+        ("seeds =", 'from = "{parent}"\nseeds =', 8, "a run of yours: --parent RUN"),
+        ("seeds =", 'from = "nix"\nseeds =', 8, "nix: there is no such run"),
+        ("seeds =", 'parent = "nix"\nseeds =', 8, "unknown key parent; "),
     ],
 )
 def test_what_cannot_be_run_is_refused_by_line(write, old, new, line, named):
@@ -177,6 +180,24 @@ def test_what_cannot_be_run_is_refused_by_line(write, old, new, line, named):
     message = str(caught.value)
     assert f"study.toml, line {line}: " in message
     assert named in message
+
+
+def test_models_start_from_a_parent_that_fits_them(write, tmp_path):
+    init_run(str(tmp_path / "small.toml"), tmp_path / "base", schedule="no_loop")
+    near = write("seeds =", 'from = "base"\nseeds =')
+    parents = [cell.parent for cell in plan_of(near).cells]
+    assert [parent.folder for parent in parents if parent] == 4 * [tmp_path / "base"]
+    named = write("seeds =", 'from = "{parent}"\nseeds =')
+    plan = make_plan(read_study(named), tmp_path / "out", parent=tmp_path / "base")
+    (part,) = plan.summary().parts
+    assert part.parent is not None
+    assert (part.parent.schedule, part.parent.step) == ("2x(A F)", 0)
+    wide = write("[parts.train]", "[parts.model]\nd_ffn = 32\n[parts.train]")
+    wide.write_text(wide.read_text().replace("seeds =", 'from = "base"\nseeds ='))
+    with pytest.raises(ValueError, match=r"line 8: 'no_loop': .*base: does not fit the model: lay"):
+        plan_of(wide)
+    with pytest.raises(ValueError, match=r"no part has from = .{parent}., so parent has no mean"):
+        make_plan(read_study(write()), tmp_path / "out", parent=tmp_path / "base")
 
 
 def test_no_number_of_layers_may_be_near_enough(write):

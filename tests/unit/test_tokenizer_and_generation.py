@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from mixerloop.data.tokenizer import TextStream, Tokenizer, train_tokenizer
+from mixerloop.data.sentencepiece_tokenizer import SentencePieceTokenizer, train_tokenizer
+from mixerloop.data.tokenizer import TextStream
 from mixerloop.draws import Draws
 from mixerloop.model.generation import Sampling, draw, generate
 from mixerloop.model.initialization import fresh_model
@@ -18,7 +19,7 @@ def tokenizer_path(tmp_path_factory):
 
 @pytest.fixture
 def tokenizer(tokenizer_path):
-    return Tokenizer(tokenizer_path)
+    return SentencePieceTokenizer(tokenizer_path)
 
 
 def test_a_document_starts_with_the_start_token_and_decodes_to_itself(tokenizer):
@@ -58,7 +59,7 @@ def test_what_is_not_a_tokenizer_is_refused(tmp_path, content):
     with pytest.raises(
         ValueError, match=r"broken\.model: (not a SentencePiece model|there is no such)"
     ):
-        Tokenizer(path)
+        SentencePieceTokenizer(path)
 
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0, -2.0]])

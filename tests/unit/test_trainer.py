@@ -15,24 +15,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import needs
 from mixerloop import runs
-from mixerloop.config import run_config
 from mixerloop.data.batches import Batches
 from mixerloop.data.corpora import prepare_hops
 from mixerloop.data.tasks.hops import Hops, HopsSettings
 from mixerloop.files import is_locked, locked, remove_leftovers
-from mixerloop.history import restore_history
 from mixerloop.model.checkpoint import load_model
 from mixerloop.ops.gated_delta_rule import choose_form
-from mixerloop.training.metrics import JsonLines, TensorBoard, WeightsAndBiases
+from mixerloop.training.metrics import TensorBoard, WeightsAndBiases
 from mixerloop.training.parallel import Ranks
 from mixerloop.training.position import read_position
 from mixerloop.training.run_setup import begin, resumed_config
 from mixerloop.training.status import find_runs, status
 from mixerloop.training.trainer import Trainer, step_seed
+from training_sessions import assert_same_run, contents, go, records, twelve_steps, with_train
 
 
 @pytest.fixture
@@ -43,41 +41,7 @@ def data(tmp_path):
 
 @pytest.fixture
 def config(data, tiny):
-    return run_config(
-        {
-            "model": tiny.changed(schedule="mixer_loop(2)").table(),
-            "data": {"path": str(data)},
-            "train": {
-                "steps": 12,
-                "global_batch": 4,
-                "warmup_steps": 2,
-                "peak_lr": 1e-2,
-                "compute_dtype": "float32",
-                "form": "torch",
-                "evaluate_every": 5,
-                "evaluate_windows": 6,
-                "checkpoint_every": 4,
-                "keep_last": 2,
-            },
-        }
-    )
-
-
-def with_train(config, **changes):
-    return replace(config, train=replace(config.train, **changes))
-
-
-def go(run, config, *, until=None, watchers=()):
-    """One session, as the command has them."""
-    if not run.exists():
-        begin(run, config, ranks=Ranks())
-    trainer = Trainer(run, config, ranks=Ranks())
-    restore_history(run, trainer.newest, trainer.step)
-    lines = JsonLines(run)
-    try:
-        return trainer.train([lines, *watchers], until=until)
-    finally:
-        lines.close()
+    return twelve_steps(data, tiny.changed(schedule="mixer_loop(2)"))
 
 
 class Die:
@@ -94,25 +58,6 @@ class Die:
         pass
 
     close = flush
-
-
-def records(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def contents(run, step=12):
-    folder = runs.checkpoint_folder(run, step)
-    tensors = load_file(folder / "model.safetensors")
-    moments = load_file(folder / "optimizer" / "optimizer.safetensors")
-    return tensors | moments, (run / "metrics.jsonl").read_bytes()
-
-
-def assert_same_run(mine, their):
-    (tensors, metrics), (others, other_metrics) = mine, their
-    assert tensors.keys() == others.keys()
-    for name, tensor in tensors.items():
-        assert torch.equal(tensor, others[name]), name
-    assert metrics == other_metrics
 
 
 def test_a_run_holds_what_it_says(tmp_path, config):
@@ -421,7 +366,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, config):
     class Poison:
         def step(self, metrics, timing):
             with torch.no_grad():
-                trainer.model.layers[0].ffn_norm.weight[0] = float("inf")
+                trainer.model.get_parameter("layers.0.ffn_norm.weight")[0] = float("inf")
 
         def flush(self):
             pass

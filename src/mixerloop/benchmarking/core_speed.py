@@ -14,12 +14,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mixerloop import machine
+from mixerloop import machine, runs
 from mixerloop.benchmarking.conditions import provenance_of
 from mixerloop.benchmarking.measure import Quartiles, interleaved
 from mixerloop.benchmarking.settings import CoreSettings
 from mixerloop.config import preset
-from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
+from mixerloop.data.sentencepiece_tokenizer import SentencePieceTokenizer, train_tokenizer
+from mixerloop.data.tokenizer import Tokenizer
 from mixerloop.evaluation.core.answers import Answer, answer
 from mixerloop.evaluation.core.asking import LEAST_CONTEXT, AskedTask, asked, questions
 from mixerloop.evaluation.core.bundle import find_bundle
@@ -262,6 +263,6 @@ def tokenizer_of(asking: Sequence[AskedTask], *, vocab_size: int) -> Tokenizer:
         for text in prompts(example, shots=[], delimiter=asked_task.task.delimiter)
     )
     with TemporaryDirectory() as folder:
-        path = Path(folder) / "tokenizer.model"
+        path = Path(folder) / runs.SENTENCEPIECE_MODEL
         path.write_bytes(train_tokenizer(texts, vocab_size=vocab_size))
-        return Tokenizer(path)
+        return SentencePieceTokenizer(path)

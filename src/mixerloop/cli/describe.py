@@ -14,6 +14,7 @@ HELP = """Parameters, compute, state and activations of a size under each schedu
 examples:
   mixerloop describe 15m
   mixerloop describe 110m --schedule "12x(A2 F)" --schedule "4x(A F) 2x(4x(A F)) 4x(A F)"
+  mixerloop describe nano-hops
   mixerloop describe RUN --json
   mixerloop describe 15m --picture loops.svg
 """
@@ -25,7 +26,8 @@ class Describe:
     """The options of `mixerloop describe`."""
 
     size: tyro.conf.Positional[str]
-    """A preset such as nano or 15m, a config file ending in .toml, a run, or an exported folder."""
+    """A preset such as nano or 15m, a config of mixerloop configs, a config file ending in .toml, a
+    run, or an exported folder."""
     schedule: Annotated[list[str], tyro.conf.UseAppendAction] = field(default_factory=list)
     """A schedule to add to the five named loops; may be repeated."""
     picture: Path | None = None

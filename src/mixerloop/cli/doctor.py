@@ -1,10 +1,10 @@
-"""`mixerloop doctor`: facts about this machine and this installation, and missing packages."""
+"""`mixerloop doctor`: facts about this machine and this installation, and missing extras."""
 
 from dataclasses import dataclass
 
 from mixerloop.files import json_text
 
-HELP = """Inspect the machine and the installation; name missing packages and their cost.
+HELP = """Inspect the machine and the installation: versions, speed, and missing extras.
 
 examples:
   mixerloop doctor

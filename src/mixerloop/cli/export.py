@@ -8,8 +8,10 @@ import tyro
 
 from mixerloop.files import json_text
 
-HELP = """Write a folder for `transformers`, with the names of the released checkpoints.
+HELP = """Write a folder for `transformers`.
 
+A model that was imported from a pretrained folder gets the layout of that folder. Other models get
+the names of the released checkpoints.
 A mixer, full or ffn loop is written in the authors' format, a model without a loop in that of
 flash-linear-attention. Any other schedule gets our own type, mixerloop_schedule.
 The folder loads with AutoModelForCausalLM.from_pretrained(DIR) after `import mixerloop.interop.hf`.
@@ -48,4 +50,5 @@ class Export:
             print(
                 f"{made.folder}: {made.checkpoint} as transformers reads it, type {made.model_type}"
             )
-            print("in Python: import mixerloop.interop.hf, then AutoModelForCausalLM")
+            if made.is_ours:
+                print("in Python: import mixerloop.interop.hf, then AutoModelForCausalLM")

@@ -48,6 +48,8 @@ class Generate:
     """Stop before this text; may be repeated."""
     schedule: str | None = None
     """Run under another schedule than that of the weights."""
+    damping: float | None = None
+    """Keep this share of what each pass but the first changes; for loops without training."""
     compute_dtype: str = "float32"
     """The type of the projections: float32 or bfloat16."""
     form: str = "auto"
@@ -67,6 +69,7 @@ class Generate:
         subject = open_subject(
             self.run_path,
             schedule=self.schedule,
+            damping=self.damping,
             compute_dtype=one_of(ComputeDtype, self.compute_dtype, "compute type"),
             form=one_of(FormChoice, self.form, "form"),
             device="cpu",

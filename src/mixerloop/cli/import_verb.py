@@ -1,4 +1,4 @@
-"""`mixerloop import`: a released checkpoint, or an exported folder, as a run."""
+"""`mixerloop import`: a pretrained or exported folder, or a GGUF file, as a run."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,12 +8,16 @@ import tyro
 
 from mixerloop.files import json_text
 
-HELP = """Make a run from a folder of `transformers`: a released checkpoint, or our own export.
+HELP = """Make a run from a pretrained folder of `transformers`, a GGUF file, or our own export.
 
-The known model types are gated_deltanet (of flash-linear-attention), mixerloop, fullloop and
-ffnloop, and mixerloop_schedule (of our exports).
+The known model types are llama, mistral, qwen2, qwen3, olmo2, nanbeige, ouro and huginn_raven; the
+released gated_deltanet (of flash-linear-attention), mixerloop, fullloop and ffnloop; and
+mixerloop_schedule (of our exports).
 
 examples:
+  mixerloop import SmolLM2-135M --out runs/smollm2
+  mixerloop import SmolLM2-135M-Instruct.Q4_1.gguf --out runs/smollm2-instruct
+  mixerloop import SmolLM2-135M --layers 0 1 2 27 28 29 --out runs/six-layers
   mixerloop import mixerloop-15m --out runs/released-15m
   mixerloop import other-15m --schedule "mixer_loop(4)" --ignore-keys their_key --out runs/other
 """
@@ -23,14 +27,16 @@ examples:
 class Import:
     """The options of `mixerloop import`."""
 
-    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
-    """A folder with config.json and model.safetensors."""
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="MODEL")]
+    """A folder with config.json and safetensors, or a .gguf file."""
     out: Path
     """The run to make."""
     schedule: str | None = None
     """Use this schedule instead of the loop that the folder names."""
+    layers: tuple[int, ...] | None = None
+    """Take these layers only, counted from 0, such as 0 1 2 27 28 29."""
     tokenizer: Path | None = None
-    """A SentencePiece model; by default the folder's tokenizer.model."""
+    """A tokenizer (.model, .json) or a folder with one; by default the tokenizer of MODEL."""
     ignore_keys: tuple[str, ...] = ()
     """Keys of config.json that you know to have no effect on the model."""
     json: bool = False
@@ -44,6 +50,7 @@ class Import:
             self.folder,
             self.out,
             schedule=self.schedule,
+            layers=self.layers,
             tokenizer=self.tokenizer,
             ignore_keys=self.ignore_keys,
         )
@@ -51,3 +58,5 @@ class Import:
             print(json_text({**asdict(made), "run": str(made.run)}), end="")
         else:
             print(f"{made.run}: {made.parameters:,} parameters, schedule {made.schedule}")
+            if made.unused:
+                print(f"not used, kept for an export: {', '.join(made.unused)}")

@@ -23,7 +23,7 @@ class Init:
     """The options of `mixerloop init`."""
 
     size: tyro.conf.Positional[str]
-    """A preset such as nano or 15m, or a config file ending in .toml."""
+    """A preset such as nano or 15m, a config of mixerloop configs, or a file ending in .toml."""
     out: Path
     """The run to make."""
     schedule: str | None = None
@@ -31,7 +31,7 @@ class Init:
     init: str = "shared"
     """shared: one draw for every schedule; released: as in the authors' code."""
     tokenizer: Path | None = None
-    """A SentencePiece model to store beside the weights."""
+    """A tokenizer to store beside the weights: a file (.model, .json) or a folder with one."""
     seed: int = 1337
     """Random seed of the weights."""
     json: bool = False

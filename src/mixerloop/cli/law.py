@@ -34,8 +34,8 @@ SHOWN_RESIDUALS = 5
 class Law:
     """The options of `mixerloop law`."""
 
-    study: Annotated[Path, tyro.conf.Positional]
-    """The folder of a study."""
+    study: Annotated[str, tyro.conf.Positional]
+    """The folder of a study, or the name of a study in runs/."""
     parts: tuple[str, ...] = ()
     """Parts whose cells are pooled; by default all, which must have the same data."""
     floor: float | None = None

@@ -8,6 +8,7 @@ import tyro
 from mixerloop import __version__, machine
 from mixerloop.cli import (
     bench,
+    catalog_verbs,
     data,
     describe,
     doctor,
@@ -31,10 +32,18 @@ Verb = (
     Annotated[describe.Describe, tyro.conf.subcommand("describe", description=describe.HELP)]
     | Annotated[data.Data, tyro.conf.subcommand("data", description=data.HELP)]
     | Annotated[train.Train, tyro.conf.subcommand("train", description=train.HELP)]
+    | Annotated[
+        catalog_verbs.Configs,
+        tyro.conf.subcommand("configs", description=catalog_verbs.CONFIGS_HELP),
+    ]
     | Annotated[runs_verb.Runs, tyro.conf.subcommand("runs", description=runs_verb.HELP)]
     | Annotated[evaluate.Evaluate, tyro.conf.subcommand("evaluate", description=evaluate.HELP)]
     | Annotated[transport.Transport, tyro.conf.subcommand("transport", description=transport.HELP)]
     | Annotated[study.Study, tyro.conf.subcommand("study", description=study.HELP)]
+    | Annotated[
+        catalog_verbs.Studies,
+        tyro.conf.subcommand("studies", description=catalog_verbs.STUDIES_HELP),
+    ]
     | Annotated[law.Law, tyro.conf.subcommand("law", description=law.HELP)]
     | Annotated[report.Report, tyro.conf.subcommand("report", description=report.HELP)]
     | Annotated[bench.Bench, tyro.conf.subcommand("bench", description=bench.HELP)]

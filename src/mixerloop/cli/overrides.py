@@ -60,7 +60,7 @@ def _fields(
     options = []
     for field in dataclasses.fields(cls):
         if field.name not in without:
-            named = field.default not in (dataclasses.MISSING, None)
+            named = field.default not in (dataclasses.MISSING, None, ())
             default = " ".join(field.default) if isinstance(field.default, tuple) else field.default
             hint = f"(default: {default})" if named else ""
             text = helps.get(field.name, "")

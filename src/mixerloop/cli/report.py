@@ -26,8 +26,8 @@ examples:
 class Report:
     """The options of `mixerloop report`."""
 
-    paths: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders of studies, or runs with results."""
+    paths: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """Folders of studies, names of studies in runs/, or runs with results."""
     out: Path | None = None
     """The page to write; by default report.html in the study's folder."""
     overwrite: bool = False

@@ -36,4 +36,4 @@ class Runs:
         elif listed:
             print(runs_text(listed))
         else:
-            print(f"{self.folder}: no runs in here; make one with mixerloop train CONFIG.toml")
+            print(f"{self.folder}: no runs in here; make one with mixerloop train nano-hops")

@@ -16,13 +16,14 @@ HELP = """Plan a study, run its unfinished cells, and write its report.
 The plan is printed first. After a stop the same command resumes; finished cells are not run again.
 
 examples:
-  mixerloop study studies/quick.toml
-  mixerloop study studies/quick.toml --dry-run
-  mixerloop study studies/text-small.toml --corpus stories.jsonl.xz tales.jsonl.xz
-  mixerloop study studies/quick.toml --jobs 1
-  mixerloop study studies/paper-15m.toml --cells 3,7
-  mixerloop study studies/paper-15m.toml --engine ray
-  mixerloop study status runs/quick
+  mixerloop study quick
+  mixerloop study quick --dry-run
+  mixerloop study text-small --corpus stories.jsonl.xz tales.jsonl.xz
+  mixerloop study quick --jobs 1
+  mixerloop study retrofit.toml --parent runs/trained
+  mixerloop study paper-15m --cells 3,7
+  mixerloop study paper-15m --engine ray
+  mixerloop study status quick
 """
 STATUS = "status"
 
@@ -32,9 +33,10 @@ class Study:
     """The options of `mixerloop study`."""
 
     what: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """A study file; or the word status, and study files or folders."""
+    """A study of mixerloop studies by its name, or a file of yours ending in .toml; or the word
+    status, and names or folders of studies."""
     out: Path | None = None
-    """The study's folder; by default runs/NAME for NAME.toml."""
+    """The study's folder; by default runs/NAME."""
     dry_run: bool = False
     """Print the plan and run nothing."""
     cells: str | None = None
@@ -48,7 +50,9 @@ class Study:
     held_out: tuple[Path, ...] = ()
     """Files of text that are held out whole."""
     tokenizer: Path | None = None
-    """A SentencePiece model, for a study that needs one."""
+    """A tokenizer (.model, .json) or a folder with one, for a study that needs it."""
+    parent: Path | None = None
+    """The run whose weights models start from, for a study that needs one."""
     overwrite: bool = False
     """Let the report replace files that mixerloop did not write."""
     json: bool = False
@@ -57,7 +61,7 @@ class Study:
     def run(self) -> None:
         """Print the status of studies; or plan and run a study, and print its findings."""
         if not self.what:
-            raise ValueError("name a study file, such as studies/quick.toml")
+            raise ValueError("name a study, such as quick; mixerloop studies lists them")
         name, *more = self.what
         if name == STATUS:
             _show_status(more, as_json=self.json)
@@ -67,7 +71,13 @@ class Study:
         from mixerloop.studies.running import plan_study, run_planned
         from mixerloop.studies.text import plan_text
 
-        planned = plan_study(name, out=self.out, cells=_numbers(self.cells), jobs=self.jobs)
+        planned = plan_study(
+            name,
+            out=self.out,
+            cells=_numbers(self.cells),
+            jobs=self.jobs,
+            parent=self.parent,
+        )
         if not self.json:
             print(plan_text(planned))
         elif self.dry_run:

@@ -20,6 +20,8 @@ class Measuring:
 
     schedule: str | None = None
     """Run under another schedule than that of training."""
+    damping: float | None = None
+    """Keep this share of what each pass but the first changes; for loops without training."""
     compute_dtype: ComputeDtype = "float32"
     """The type of the projections."""
     form: FormChoice = "auto"
@@ -38,6 +40,7 @@ class Measuring:
         return open_subject(
             run,
             schedule=self.schedule,
+            damping=self.damping,
             compute_dtype=self.compute_dtype,
             form=self.form,
             device=self.device,
@@ -60,5 +63,5 @@ class Opening(Measuring):
 def where_kept(subject: "Subject", result: "Result") -> str:
     """A sentence that names the file of a result, or says why there is none."""
     if subject.results is None:
-        return "not kept: not a run, or not under its own schedule; --out keeps it"
+        return "not kept: not a run, not under its own schedule, or damped; --out keeps it"
     return f"kept in {subject.results / measure_of(type(result)).file}"

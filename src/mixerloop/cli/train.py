@@ -7,7 +7,7 @@ import signal
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -20,6 +20,7 @@ from mixerloop.progress_line import to_stderr
 
 if TYPE_CHECKING:
     from mixerloop.training.metrics import Metrics
+    from mixerloop.training.parent import Parent
     from mixerloop.training.trainer import Outcome
 
 HELP = """Train a model from a config, or resume a run that was stopped.
@@ -27,10 +28,12 @@ HELP = """Train a model from a config, or resume a run that was stopped.
 Every key of the config is an option too. Ctrl-C saves a checkpoint and prints how to resume.
 
 examples:
-  mixerloop train configs/nano-stdlib.toml --schedule full_loop
-  mixerloop train configs/nano-stdlib.toml --train.steps 200 --out runs/short
+  mixerloop train nano-hops --schedule full_loop
+  mixerloop train nano-stdlib --train.steps 200 --out runs/short
+  mixerloop train mine.toml
   mixerloop train --resume runs/short
-  torchrun --nproc-per-node 8 -m mixerloop train configs/15m-climbmix.toml
+  mixerloop train nano-stdlib --from runs/short --schedule "2x(A F) 2x(A4 F)"
+  torchrun --nproc-per-node 8 -m mixerloop train 15m-climbmix
 """
 
 
@@ -38,12 +41,14 @@ examples:
 class Train:
     """The options of `mixerloop train`."""
 
-    config: tyro.conf.Positional[Path | None] = None
-    """A config file ending in .toml."""
+    config: tyro.conf.Positional[str | None] = None
+    """A config of mixerloop configs by its name, or a file of yours ending in .toml."""
     schedule: str | None = None
     """Short for --model.schedule; the schedule becomes part of the run folder's name."""
+    parent: Annotated[Path | None, tyro.conf.arg(name="from", metavar="RUN")] = None
+    """Start from the model and weights of a run, a checkpoint or an exported folder."""
     out: Path | None = None
-    """The run to make; by default runs/NAME for NAME.toml, runs/NAME-SCHEDULE with --schedule."""
+    """The run to make; by default runs/NAME, and runs/NAME-SCHEDULE with --schedule."""
     resume: Path | None = None
     """The run to resume."""
     until: int | None = None
@@ -61,6 +66,8 @@ class Train:
         if self.resume is not None:
             if self.out is not None:
                 raise ValueError("--resume goes on in the run's own folder; leave --out out")
+            if self.parent is not None:
+                raise ValueError("--resume goes on from the run's own weights; leave --from out")
             from mixerloop.training.sessions import resume
 
             trained = resume(
@@ -73,11 +80,13 @@ class Train:
         else:
             if self.config is None:
                 raise ValueError("name a config to train, or a run to go on with: --resume RUN")
-            config = configs.load(self.config, overrides)
+            parent = None if self.parent is None else _opened(self.parent)
+            base = None if parent is None else parent.model
+            config = configs.load(self.config, overrides, base=base)
             from mixerloop.training.sessions import train
 
-            out = self._default_run(self.config) if self.out is None else self.out
-            trained = train(config, out, until=self.until, display=display)
+            out = self._default_run(Path(self.config)) if self.out is None else self.out
+            trained = train(config, out, parent=parent, until=self.until, display=display)
         if trained.outcome.finished and trained.last is None:  # no display was made for such a run
             for name in trained.restored:
                 to_stderr(f"{trained.run / name}: {RESTORED} {trained.outcome.checkpoint}\n")
@@ -104,6 +113,12 @@ class Train:
         return runs.RUNS / f"{config.stem}-{suffix}"
 
 
+def _opened(parent: Path) -> "Parent":
+    from mixerloop.interop.parents import open_parent
+
+    return open_parent(parent)
+
+
 def _say(run: Path, outcome: "Outcome", last: "Metrics | None", *, as_json: bool) -> None:
     if as_json:
         facts = {
@@ -125,7 +140,7 @@ def _say(run: Path, outcome: "Outcome", last: "Metrics | None", *, as_json: bool
             f"{run}: {outcome.step:,} steps, {last.tokens:,} tokens, loss {last.loss:.4f}, "
             f"held-out NLL {last.held_out_nll:.4f}"
         )
-        has_tokenizer = (outcome.checkpoint / runs.TOKENIZER).exists()
+        has_tokenizer = runs.tokenizer_file(outcome.checkpoint) is not None
         prompt = '--prompt "def"' if has_tokenizer else "--prompt-tokens 1 2 3"
         print(f"next: mixerloop generate {shlex.quote(str(run))} {prompt}")
 

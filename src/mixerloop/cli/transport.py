@@ -49,7 +49,7 @@ class Transport(Saving):
     context: int = 128
     """Tokens of a window."""
     control: bool = False
-    """Also measure the same model before training: the weights its seed drew."""
+    """Also measure the same model before training: the weights it drew, or took from a parent."""
     removal: bool = False
     """Also measure the cost of leaving out each pass and each ffn, and of swapping their order."""
     second_draw: bool = False

@@ -13,6 +13,7 @@ from mixerloop.data.sources import Source, climbmix, standard_library, text_file
 from mixerloop.data.task_folder import prepare_task
 from mixerloop.data.tasks.hops import HopsSettings
 from mixerloop.data.tokenizer import Tokenizer
+from mixerloop.data.tokenizer_files import open_tokenizer
 
 VOCAB_SIZE = 4096
 """Default size of a tokenizer that is trained on the source."""
@@ -38,16 +39,17 @@ def prepare_text(
     """Prepare text files, or folders of them.
 
     `held_out` names files that are held out whole. Without such files a share of the documents is
-    held out by their hash. Without `tokenizer`, a tokenizer of `vocab_size` pieces is trained.
+    held out by their hash. `tokenizer` is a file, or a folder with a tokenizer; without it, a
+    tokenizer of `vocab_size` pieces is trained.
     """
     if not paths:
         raise ValueError("name the files or folders to prepare")
     if held_out and held_out_share is not None:
         raise ValueError("give held_out or held_out_share, not both")
     share = HELD_OUT_SHARE if held_out_share is None else held_out_share
-    settings = _settings(out, tokenizer, vocab_size, workers, None if held_out else share)
+    settings, given = _checked(out, tokenizer, vocab_size, workers, None if held_out else share)
     source = text_files([Path(path) for path in paths], [Path(path) for path in held_out])
-    return _prepare(source, out, settings, tokenizer, workers, progress)
+    return _prepare(source, out, settings, given, workers, progress)
 
 
 def prepare_stdlib(
@@ -60,8 +62,8 @@ def prepare_stdlib(
     progress: Progress | None = None,
 ) -> Manifest:
     """Prepare the source of this Python's standard library."""
-    settings = _settings(out, tokenizer, vocab_size, workers, held_out_share)
-    return _prepare(standard_library(), out, settings, tokenizer, workers, progress)
+    settings, given = _checked(out, tokenizer, vocab_size, workers, held_out_share)
+    return _prepare(standard_library(), out, settings, given, workers, progress)
 
 
 def prepare_climbmix(
@@ -75,14 +77,14 @@ def prepare_climbmix(
     progress: Progress | None = None,
 ) -> Manifest:
     """Prepare the paper's corpus, from a folder of its parquet files or from the hub."""
-    settings = _settings(out, tokenizer, vocab_size, workers, None)
+    settings, given = _checked(out, tokenizer, vocab_size, workers, None)
     if tokenizer is None and vocab_size is None:
         raise ValueError(
             "climbmix needs a tokenizer, for the paper's figures the 32,000 "
             "pieces of Llama 2; or a vocab_size to train one, which gives other figures"
         )
     corpus = climbmix(shards, None if source is None else Path(source))
-    return _prepare(corpus, out, settings, tokenizer, workers, progress)
+    return _prepare(corpus, out, settings, given, workers, progress)
 
 
 def prepare_hops(out: Path | str, settings: HopsSettings | None = None) -> HopsSettings:
@@ -92,31 +94,30 @@ def prepare_hops(out: Path | str, settings: HopsSettings | None = None) -> HopsS
     return settings
 
 
-def _settings(
+def _checked(
     out: Path | str,
     tokenizer: Path | str | None,
     vocab_size: int | None,
     workers: int,
     held_out_share: float | None,
-) -> Settings:
-    """Check the options, before any source is downloaded."""
+) -> tuple[Settings, Tokenizer | None]:
+    """The options and the given tokenizer, checked before any source is downloaded."""
     if not 1 <= workers <= MOST_WORKERS:
         raise ValueError(f"workers must be from 1 to {MOST_WORKERS}, got {workers}")
     check_free(Path(out))
     if tokenizer is None:
         size = VOCAB_SIZE if vocab_size is None else vocab_size
-        return Settings(held_out_share=held_out_share, vocab_size=size)
+        return Settings(held_out_share=held_out_share, vocab_size=size), None
     if vocab_size is not None:
         raise ValueError("a tokenizer has its own size; leave vocab_size out")
-    Tokenizer(Path(tokenizer))
-    return Settings(held_out_share=held_out_share)
+    return Settings(held_out_share=held_out_share), open_tokenizer(tokenizer)
 
 
 def _prepare(
     source: Source,
     out: Path | str,
     settings: Settings,
-    tokenizer: Path | str | None,
+    given: Tokenizer | None,
     workers: int,
     progress: Progress | None,
 ) -> Manifest:
@@ -124,7 +125,7 @@ def _prepare(
         source,
         Path(out),
         settings=settings,
-        tokenizer_path=None if tokenizer is None else Path(tokenizer),
+        given=given,
         workers=workers,
         progress=_silent if progress is None else progress,
     )

@@ -20,7 +20,7 @@ from mixerloop.data.corpora import (
     prepare_text,
 )
 from mixerloop.data.option_words import POSITIONAL, from_words
-from mixerloop.data.prepare import Progress
+from mixerloop.data.prepare import Progress, is_unprepared
 from mixerloop.data.prepared import Prepared
 from mixerloop.data.shards import Manifest
 from mixerloop.data.task_folder import prepare_task
@@ -67,7 +67,7 @@ class TokensPreparation(Preparation):
     """Help text of the command."""
 
     tokenizer: Path | None = None
-    """A SentencePiece model; without this option a tokenizer is trained on the source."""
+    """A SentencePiece model, a tokenizer.json, or a folder with one; by default one is trained."""
     vocab_size: int | None = None
     """Size of the tokenizer to train, 4,096 by default."""
     workers: int = WORKERS
@@ -212,6 +212,20 @@ def parse_preparation(words: Sequence[str]) -> Preparation:
     if name not in TEXTS:
         raise ValueError(f"'{name}' makes no data; {suggest(name, (*TASKS, *TEXTS))}")
     return from_words(TEXTS[name], options)
+
+
+def prepare_missing(
+    folder: Path, words: Sequence[str], *, progress: Progress | None = None
+) -> PreparationResult | None:
+    """Prepare a folder by the arguments of `mixerloop data prepare`, or resume its preparation.
+
+    A folder that holds anything else is left alone, and None is returned. The arguments are checked
+    in any case.
+    """
+    preparation = parse_preparation(words)
+    if not is_unprepared(folder):
+        return None
+    return preparation.prepare(folder, progress=progress)
 
 
 def _range(text: str) -> range:

@@ -20,13 +20,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mixerloop import runs
+from mixerloop.data.sentencepiece_tokenizer import train_tokenizer
 from mixerloop.data.shards import (
     FORMAT,
     MANIFEST,
@@ -40,8 +40,9 @@ from mixerloop.data.shards import (
     write_shard,
 )
 from mixerloop.data.sources import Source, SourceFile, Split
-from mixerloop.data.tokenizer import Tokenizer, train_tokenizer
-from mixerloop.files import file_sha256, read_sealed, write_file, write_sealed
+from mixerloop.data.tokenizer import Tokenizer
+from mixerloop.data.tokenizer_files import open_tokenizer, tokenizer_in
+from mixerloop.files import file_sha256, is_there, read_sealed, write_file, write_sealed
 from mixerloop.parsing import from_dict
 
 PLAN = "preparing.json"
@@ -99,22 +100,25 @@ def prepare(
     folder: Path,
     *,
     settings: Settings,
-    tokenizer_path: Path | None,
+    given: Tokenizer | None,
     workers: int,
     progress: Progress,
 ) -> Manifest:
-    """Prepare a source into a folder, or resume a preparation that was stopped there."""
+    """Prepare a source into a folder, or resume a preparation that was stopped there.
+
+    Without a `given` tokenizer, a tokenizer is trained on the source.
+    """
     if not source.files:
         raise ValueError("the source has no files")
     check_free(folder)
     with _alone_in(folder):
-        plan = _plan(source, settings, tokenizer_path)
+        plan = _plan(source, settings, given)
         if (folder / PLAN).exists():
             plan = _same_plan(folder, plan)
         if not (folder / MANIFEST).exists():
-            tokenizer = _tokenizer(source, folder, settings, tokenizer_path, plan, progress)
+            tokenizer = _tokenizer(source, folder, settings, given, plan, progress)
             groups = _groups(source, plan)
-            _work(folder, settings, plan, groups, workers, progress)
+            _work(folder, settings, plan, tokenizer, groups, workers, progress)
             _finish(folder, source, settings, tokenizer, groups)
         seal_manifest(folder)
         _clean(folder)
@@ -135,6 +139,13 @@ def check_free(folder: Path) -> None:
         )
     if folder.exists() and any(not path.name.endswith(".partial") for path in folder.iterdir()):
         raise ValueError(f"{folder}: is not empty; choose another folder")
+
+
+def is_unprepared(folder: Path) -> bool:
+    """Whether a folder is missing, or holds only what a stopped preparation has left."""
+    if not is_there(folder) or (folder / PLAN).exists():
+        return True
+    return folder.is_dir() and all(path.name.endswith(".partial") for path in folder.iterdir())
 
 
 @contextmanager
@@ -167,7 +178,7 @@ class Plan:
     """The name and the split of each file."""
     settings: Settings
     tokenizer: str | None
-    """The sha256 of a given tokenizer."""
+    """The fingerprint of a given tokenizer."""
     piece_characters: int
     group_sizes: tuple[int, ...]
     """Files of each group."""
@@ -177,7 +188,7 @@ class Plan:
         return json.loads(json.dumps(asdict(self)))
 
 
-def _plan(source: Source, settings: Settings, tokenizer_path: Path | None) -> Plan:
+def _plan(source: Source, settings: Settings, given: Tokenizer | None) -> Plan:
     for file in source.files:
         try:
             file.name.encode()
@@ -190,7 +201,7 @@ def _plan(source: Source, settings: Settings, tokenizer_path: Path | None) -> Pl
         source=source.kind,
         files=tuple((file.name, file.split) for file in source.files),
         settings=settings,
-        tokenizer=None if tokenizer_path is None else Tokenizer(tokenizer_path).fingerprint,
+        tokenizer=None if given is None else given.fingerprint,
         piece_characters=piece,
         group_sizes=tuple(_group_sizes(source, sizes, piece)),
     )
@@ -252,29 +263,44 @@ def _tokenizer(
     source: Source,
     folder: Path,
     settings: Settings,
-    given: Path | None,
+    given: Tokenizer | None,
     plan: Plan,
     progress: Progress,
 ) -> Tokenizer:
-    """The folder's tokenizer; the plan is written only after a tokenizer was read or trained.
+    """The folder's tokenizer; the plan is written only after a tokenizer was read or trained."""
+    left = _left_tokenizer(folder)
+    if left is not None:
+        return left
+    files = _trained(source, settings, progress) if given is None else given.files
+    write_sealed(folder / PLAN, plan.table())
+    for name, content in files.items():
+        write_file(folder / name, content)
+    (folder / RECORDS).mkdir(exist_ok=True)
+    tokenizer = open_tokenizer(folder)
+    write_sealed(folder / RECORDS / TOKENIZER_RECORD, {"model": tokenizer.fingerprint})
+    return tokenizer
 
-    A tokenizer that a stopped preparation left is used again if its hash was recorded.
-    """
-    path, record = folder / runs.TOKENIZER, folder / RECORDS / TOKENIZER_RECORD
-    recorded = _read_record(record)
-    if recorded is None or not path.is_file() or file_sha256(path) != recorded.get("model"):
-        if given is not None:
-            model = given.read_bytes()
-        else:
-            assert settings.vocab_size is not None
-            progress("training a tokenizer", 0, 1)
-            model = train_tokenizer(_sample(source, settings), vocab_size=settings.vocab_size)
-            progress("training a tokenizer", 1, 1)
-        write_sealed(folder / PLAN, plan.table())
-        write_file(path, model)
-        (folder / RECORDS).mkdir(exist_ok=True)
-        write_sealed(record, {"model": hashlib.sha256(model).hexdigest()})
-    return Tokenizer(path)
+
+def _left_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer that a stopped preparation left, if it is the recorded one."""
+    recorded = _read_record(folder / RECORDS / TOKENIZER_RECORD)
+    if recorded is None:
+        return None
+    try:
+        tokenizer = tokenizer_in(folder)
+    except ValueError:
+        return None  # damaged, and written again
+    has_recorded = tokenizer is not None and tokenizer.fingerprint == recorded.get("model")
+    return tokenizer if has_recorded else None
+
+
+def _trained(source: Source, settings: Settings, progress: Progress) -> dict[str, bytes]:
+    """The file of a tokenizer that is trained on the source."""
+    assert settings.vocab_size is not None
+    progress("training a tokenizer", 0, 1)
+    model = train_tokenizer(_sample(source, settings), vocab_size=settings.vocab_size)
+    progress("training a tokenizer", 1, 1)
+    return {runs.SENTENCEPIECE_MODEL: model}
 
 
 def _sample(source: Source, settings: Settings) -> Iterator[str]:
@@ -300,6 +326,7 @@ def _work(
     folder: Path,
     settings: Settings,
     plan: Plan,
+    tokenizer: Tokenizer,
     groups: list[Group],
     workers: int,
     progress: Progress,
@@ -307,7 +334,8 @@ def _work(
     """Prepare training files first: held-out files must not contain their documents."""
     training = [group for group in groups if group.files[0].split != "held_out"]
     holding_out = [group for group in groups if group.files[0].split == "held_out"]
-    work = _Work(folder, settings, plan.piece_characters, workers, progress, len(groups))
+    pieces = plan.piece_characters
+    work = _Work(folder, settings, tokenizer, pieces, workers, progress, len(groups))
     work.run(training)
     if holding_out:
         _write_excluded(folder, training)
@@ -321,12 +349,14 @@ class _Work:
         self,
         folder: Path,
         settings: Settings,
+        tokenizer: Tokenizer,
         piece_characters: int,
         workers: int,
         progress: Progress,
         num_groups: int,
     ) -> None:
-        self.folder, self.settings, self.piece_characters = folder, settings, piece_characters
+        self.folder, self.settings, self.tokenizer = folder, settings, tokenizer
+        self.piece_characters = piece_characters
         self.workers, self.progress = workers, progress
         self.num_groups, self.done_groups = num_groups, 0
 
@@ -359,7 +389,7 @@ class _Work:
         begun, done = _begun_record(self.folder, group), _done_record(self.folder, group)
         depends_on = {
             "files": [file_sha256(file.path) for file in group.files],
-            "tokenizer": file_sha256(self.folder / runs.TOKENIZER),
+            "tokenizer": self.tokenizer.fingerprint,
         }
         if group.files[0].split == "held_out":
             depends_on["excluded"] = file_sha256(self.folder / EXCLUDED)
@@ -378,18 +408,14 @@ class _Work:
             done.unlink(missing_ok=True)
         return is_whole
 
-    @cached_property
-    def dtype(self) -> str:
-        """The type of token ids."""
-        return token_dtype(Tokenizer(self.folder / runs.TOKENIZER).vocab_size).str
-
     def _is_sound(self, record: Path) -> bool:
         """Whether a piece that an earlier session has made is still as its record says."""
+        dtype = token_dtype(self.tokenizer.vocab_size).str
         try:
             piece = from_dict(Record, read_sealed(record))
             for shard in (piece.train, piece.held_out):
                 if shard is not None:
-                    shard.tokens_file(self.folder, self.dtype).check()
+                    shard.tokens_file(self.folder, dtype).check()
                     shard.docs_file(self.folder).check()
         except ValueError:
             return False
@@ -503,7 +529,7 @@ def _start_worker(folder: Path, settings: Settings, parent: int) -> None:
     _this_worker = Worker(
         folder=folder,
         settings=settings,
-        tokenizer=Tokenizer(folder / runs.TOKENIZER),
+        tokenizer=open_tokenizer(folder),
         excluded=np.fromfile(excluded, dtype="<u8") if excluded.exists() else np.empty(0, "<u8"),
     )
 

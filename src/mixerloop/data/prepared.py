@@ -4,6 +4,7 @@ A prepared folder holds the tokens of a text or the settings of a synthetic task
 measurement use the same object for both.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -56,8 +57,8 @@ class Prepared(Protocol):
         """The tokenizer that made the tokens; None for a task."""
         ...
 
-    def tokenizer_model(self) -> bytes | None:
-        """The content of the tokenizer's file; None for a task."""
+    def tokenizer_files(self) -> Mapping[str, bytes]:
+        """The files of the tokenizer by name, which checkpoints keep; empty for a task."""
         ...
 
     def sealed_files(self) -> tuple[SealedFile, ...]:

@@ -2,7 +2,8 @@
 
     DIR/contents.json             size and sha256 of the manifest and the tokenizer
     DIR/manifest.json             source, tokenizer, splits, every shard with its counts and sha256
-    DIR/tokenizer.model           the SentencePiece model
+    DIR/tokenizer.model           the tokenizer: a SentencePiece model, or tokenizer.json with
+                                  tokenizer_config.json
     DIR/train-00000-000.tokens    token ids, uint16 or uint32, document after document
     DIR/train-00000-000.docs      for each document its first token and the hash of its text, uint64
 
@@ -28,6 +29,7 @@ import numpy as np
 from mixerloop import runs
 from mixerloop.data.sources import Split
 from mixerloop.data.tokenizer import Tokenizer
+from mixerloop.data.tokenizer_files import tokenizer_in
 from mixerloop.files import (
     CONTENTS,
     SealedFile,
@@ -155,7 +157,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 def seal_manifest(folder: Path) -> None:
     """Seal the manifest and the tokenizer, if there is one: the last step of a preparation."""
-    names = (MANIFEST, runs.TOKENIZER)
+    names = (MANIFEST, *runs.TOKENIZERS, runs.TOKENIZER_CONFIG)
     seal_folder(folder, [name for name in names if (folder / name).is_file()])
 
 
@@ -173,6 +175,7 @@ def check_manifest_seal(folder: Path) -> None:
         raise ValueError(f"{folder / CONTENTS}: does not list {MANIFEST}")
     for file in sealed.values():
         file.check()
+    runs.tokenizer_file(folder)  # raises for a second tokenizer
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -200,12 +203,15 @@ def fingerprint(folder: Path) -> str:
     return file_sha256(path)
 
 
-def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
-    """The tokenizer of the shards; raises if the file in the folder is another model."""
-    tokenizer = Tokenizer(folder / runs.TOKENIZER)
+def tokenizer_of(folder: Path, manifest: Manifest) -> Tokenizer:
+    """The tokenizer of the shards; raises if the folder has none, or another."""
+    tokenizer = tokenizer_in(folder)
+    if tokenizer is None:
+        raise ValueError(f"{folder}: its tokenizer is missing: {' or '.join(runs.TOKENIZERS)}")
     identity = tokenizer.fingerprint, tokenizer.vocab_size
     if identity != (manifest.tokenizer_sha256, manifest.vocab_size):
-        raise ValueError(f"{folder / runs.TOKENIZER}: not the tokenizer the shards were made with")
+        path = runs.tokenizer_file(folder)
+        raise ValueError(f"{path}: not the tokenizer the shards were made with")
     return tokenizer
 
 
@@ -301,7 +307,7 @@ def document_hashes(folder: Path, shards: tuple[Shard, ...] | list[Shard]) -> np
 def verify(folder: Path) -> Manifest:
     """Check every file against the manifest, and that no document is in both splits."""
     manifest = read_manifest(folder)
-    tokenizer = open_tokenizer(folder, manifest)
+    tokenizer = tokenizer_of(folder, manifest)
     for split in get_args(Split):
         verify_split(folder, manifest, split, bos_id=tokenizer.bos_id)
     both = np.intersect1d(

@@ -75,8 +75,9 @@ class TaskFolder:
     def tokenizer(self) -> None:
         """None: a task has no text."""
 
-    def tokenizer_model(self) -> None:
-        """None: a task has no text."""
+    def tokenizer_files(self) -> Mapping[str, bytes]:
+        """Empty: a task has no text."""
+        return {}
 
     def sealed_files(self) -> tuple[SealedFile, ...]:
         """Empty: sequences are drawn when they are read."""

@@ -1,15 +1,14 @@
 """A prepared folder of tokens, as training and measurements read it."""
 
-import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 
-from mixerloop import runs
 from mixerloop.data import shards
 from mixerloop.data.held_out import HeldOutText, held_out_text
-from mixerloop.data.shards import TokenSplit, fingerprint, open_tokenizer, read_manifest
+from mixerloop.data.shards import TokenSplit, fingerprint, read_manifest, tokenizer_of
 from mixerloop.data.sources import Split
 from mixerloop.data.tokenizer import Tokenizer
 from mixerloop.data.windows import (
@@ -48,16 +47,12 @@ class TokenFolder:
         return self.manifest.tokenizer_sha256
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the tokens; raises if the file in the folder is another model."""
-        return open_tokenizer(self.folder, self.manifest)
+        """The tokenizer that made the tokens; raises if the folder has another."""
+        return tokenizer_of(self.folder, self.manifest)
 
-    def tokenizer_model(self) -> bytes:
-        """The content of the tokenizer's file; raises if the file is another model."""
-        path = self.folder / runs.TOKENIZER
-        model = path.read_bytes()
-        if hashlib.sha256(model).hexdigest() != self.manifest.tokenizer_sha256:
-            raise ValueError(f"{path}: not the tokenizer the shards were made with")
-        return model
+    def tokenizer_files(self) -> Mapping[str, bytes]:
+        """The files of the tokenizer; raises if the folder has another tokenizer."""
+        return self.tokenizer().files
 
     def sealed_files(self) -> tuple[SealedFile, ...]:
         """The shards of both splits."""

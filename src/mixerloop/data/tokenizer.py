@@ -1,39 +1,32 @@
-"""SentencePiece tokenizers, each identified by the hash of its model."""
+"""What every tokenizer does: text to token ids and back, and the files a folder keeps of it.
 
-import hashlib
-import io
-from collections.abc import Iterable, Iterator
+`sentencepiece_tokenizer.py` and `json_tokenizer.py` have the two kinds of tokenizers, and
+`tokenizer_files.py` opens the right kind.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 
-import sentencepiece
-
-SENTENCE_CHARACTERS = 4096  # longer lines are cut before a tokenizer is trained on them
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decodes from bytes that are not yet a character
 
 
-class Tokenizer:
-    """A SentencePiece model: text to token ids and back."""
+class Tokenizer(ABC):
+    """Text to token ids and back. Control tokens decode to nothing, and no text encodes to them."""
 
-    def __init__(self, path: Path) -> None:
-        if not path.is_file():
-            raise ValueError(f"{path}: there is no such tokenizer file")
-        model = path.read_bytes()
-        self._processor = sentencepiece.SentencePieceProcessor()
-        try:
-            loaded = bool(model) and self._processor.LoadFromSerializedProto(model)
-        except RuntimeError:
-            loaded = False
-        if not loaded:
-            raise ValueError(f"{path}: not a SentencePiece model")
-        self.fingerprint = hashlib.sha256(model).hexdigest()
-        """The sha256 of the model: the identity of the tokenizer."""
-        self.vocab_size: int = self._processor.vocab_size()
-        self.bos_id: int = self._processor.bos_id()
-        """The start token; -1 if the model has no start token."""
-        self.eos_id: int = self._processor.eos_id()
+    files: Mapping[str, bytes]
+    """The files that a folder with this tokenizer holds, by name."""
+    fingerprint: str
+    """Identity of the tokenizer, in 64 hexadecimal digits."""
+    vocab_size: int
+    """One more than the largest token id."""
+    bos_id: int
+    """The start token; -1 if there is none."""
+    eos_id: int
+    """The end token; -1 if there is none."""
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a document: the start token, if the model has it, then the text."""
+        """The tokens of a document: the start token, if there is one, then the text."""
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: list[str]) -> list[list[int]]:
@@ -44,22 +37,29 @@ class Tokenizer:
         except UnicodeEncodeError:
             raise ValueError("the text is not valid UTF-8") from None
         start = [self.bos_id] if self.bos_id >= 0 else []
-        return [start + ids for ids in self._processor.EncodeAsIds(texts)]
-
-    def pieces(self) -> list[tuple[str, float]]:
-        """The text of each token id, and its score: pieces of higher score are merged first."""
-        processor = self._processor
-        return [
-            (processor.IdToPiece(number), processor.GetScore(number))
-            for number in range(self.vocab_size)
-        ]
+        return [start + ids for ids in self._encoded(texts)]
 
     def decode(self, ids: list[int]) -> str:
         """The text of token ids; bytes that are not yet a character show as U+FFFD."""
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
             wrong = min(ids) if min(ids) < 0 else max(ids)
             raise ValueError(f"token id {wrong} is outside the tokenizer's {self.vocab_size:,}")
-        return self._processor.DecodeIds(ids)
+        return self._decoded(ids)
+
+    @abstractmethod
+    def _encoded(self, texts: list[str]) -> list[list[int]]:
+        """The tokens of texts, without start tokens."""
+
+    @abstractmethod
+    def _decoded(self, ids: list[int]) -> str:
+        """The text of token ids of the vocabulary."""
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a tokenizer's file."""
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such tokenizer file")
+    return path.read_bytes()
 
 
 class TextStream:
@@ -86,46 +86,3 @@ class TextStream:
         """The text of the tokens that are not shown yet."""
         before = self._tokenizer.decode(self._ids[self._context : self._shown])
         return self._tokenizer.decode(self._ids[self._context :])[len(before) :]
-
-
-def train_tokenizer(documents: Iterable[str], *, vocab_size: int) -> bytes:
-    """Train a byte-pair SentencePiece model on documents; it can encode any text.
-
-    Unseen characters are encoded as bytes and white space is preserved, as in the tokenizer of
-    Llama 2. The vocabulary is smaller than `vocab_size` if the documents have too little text.
-    """
-    model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(line for text in documents for line in _sentences(text)),
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=vocab_size,
-            hard_vocab_limit=False,
-            byte_fallback=True,
-            character_coverage=0.9999,
-            normalization_rule_name="identity",
-            remove_extra_whitespaces=False,
-            allow_whitespace_only_pieces=True,
-            split_digits=True,
-            max_sentence_length=4 * SENTENCE_CHARACTERS,
-            num_threads=1,
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        if "sentences_.empty()" in str(error):
-            raise ValueError("there is no text to train a tokenizer on") from None
-        if "vocab" in str(error).lower():
-            raise ValueError(
-                f"a vocabulary of {vocab_size:,} is too small for the characters of this text; "
-                "give a larger vocab_size"
-            ) from None
-        raise ValueError(f"no tokenizer could be trained: {' '.join(str(error).split())}") from None
-    return model.getvalue()
-
-
-def _sentences(text: str) -> Iterator[str]:
-    """Lines, long lines in parts, without NUL, which ends a string for SentencePiece."""
-    for line in text.replace("\0", "").splitlines():
-        for start in range(0, len(line), SENTENCE_CHARACTERS):
-            yield line[start : start + SENTENCE_CHARACTERS]

@@ -175,8 +175,9 @@ def _differ_by_seed(first: MeasuredRun, second: MeasuredRun) -> bool:
         or first.seed == second.seed
     ):
         return False
-    if (first.trained_on, first.schedule) != (second.trained_on, second.schedule):
-        return False
+    for key in ("trained_on", "schedule", "parent"):
+        if getattr(first, key) != getattr(second, key):
+            return False
     if first.step != second.step and not _is_in_seconds(first.config):
         return False
     return not configs.differences(first.config, second.config).keys() - ASIDE

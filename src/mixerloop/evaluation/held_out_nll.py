@@ -4,14 +4,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from mixerloop import runs
 from mixerloop.config import Documents, check_fits
 from mixerloop.data.held_out import HeldOut
 from mixerloop.data.prepared import Prepared, open_prepared
+from mixerloop.data.tokenizer_files import tokenizer_in
 from mixerloop.evaluation.looped_scorer import scorer_of
 from mixerloop.evaluation.nll import measure, summarise
 from mixerloop.evaluation.nll_result import FEW_DOCUMENTS, NllFigures, NllResult, nll_details
-from mixerloop.files import file_sha256, is_there
 from mixerloop.parsing import one_of
 from mixerloop.schedule import first_passes, num_passes_of
 from mixerloop.subject import Subject
@@ -74,9 +73,8 @@ def evaluate_nll(
 
 def _held_out(subject: Subject, data: Prepared, context: int | None) -> HeldOut:
     check_fits(data.folder, data.vocab_size, subject.config.model.vocab_size)
-    own = subject.folder / runs.TOKENIZER
-    has_tokenizers = data.tokenizer_sha256 is not None and is_there(own)
-    if has_tokenizers and file_sha256(own) != data.tokenizer_sha256:
+    own = None if data.tokenizer_sha256 is None else tokenizer_in(subject.folder)
+    if own is not None and own.fingerprint != data.tokenizer_sha256:
         raise ValueError(f"{data.folder}: was made with another tokenizer than the run's")
     if context is None and data.context is None:
         context = None if subject.config.data is None else subject.config.data.context

@@ -11,6 +11,7 @@ from mixerloop.config import RunConfig
 from mixerloop.evaluation.units import Units
 from mixerloop.files import file_sha256, is_there, sealed_files
 from mixerloop.measures import MEASURES, Measure, load
+from mixerloop.parent_record import read_parent
 from mixerloop.parsing import one_line
 from mixerloop.result_files import check_details, command_for, is_measured, read_result
 from mixerloop.results import Result
@@ -32,6 +33,8 @@ class MeasuredRun:
     """Fingerprint of the training data."""
     step: str | None
     """The checkpoint's name."""
+    parent: str | None = None
+    """Fingerprint of the weights that the run began with; None for fresh weights."""
     units: Mapping[str, Units[Any]]
     """Units by the name of the measure."""
 
@@ -70,14 +73,21 @@ def read_measured_run(path: Path) -> MeasuredRun:
         config=None if checkpoint is None else configs.load(checkpoint / runs.CONFIG),
         trained_on=None if checkpoint is None else _trained_on(checkpoint),
         step=None if checkpoint is None else checkpoint.name,
+        parent=None if checkpoint is None else _parent(checkpoint),
         units={
             name: _units(folder, MEASURES[name], of_measure) for name, of_measure in results.items()
         },
     )
 
 
-def _model_of(result: Result) -> tuple[str | None, str, int | None]:
-    return result.provenance.checkpoint_sha256, result.schedule, result.provenance.seed
+def _parent(checkpoint: Path) -> str | None:
+    parent = read_parent(checkpoint)
+    return None if parent is None else parent.sha256
+
+
+def _model_of(result: Result) -> tuple[str | None, str, int | None, float | None]:
+    made = result.provenance
+    return made.checkpoint_sha256, result.schedule, made.seed, made.damping
 
 
 def _units(folder: Path, measure: Measure, result: Result) -> Units[Any]:

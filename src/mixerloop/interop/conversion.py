@@ -1,23 +1,42 @@
 """`import_run` and `export_run`: convert folders of `transformers` to runs, and back."""
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
 
 from mixerloop import runs
-from mixerloop.config import check_fits
-from mixerloop.data.tokenizer import Tokenizer
-from mixerloop.files import check_is_new, is_there
+from mixerloop.config import RunConfig, check_fits
+from mixerloop.data.tokenizer_files import open_tokenizer, tokenizer_in
+from mixerloop.files import check_is_new
+from mixerloop.interop import gguf
+from mixerloop.interop.chosen_layers import only_layers
+from mixerloop.interop.families.family import Family
 from mixerloop.interop.folders import (
     CONFIG,
+    WEIGHTS,
     export,
     exported_config,
+    exported_model,
     is_exported,
+    naming_folder,
     read_exported,
+    weight_files,
+    write_pretrained,
 )
-from mixerloop.interop.loading import load_any
-from mixerloop.model.checkpoint import save_run
+from mixerloop.interop.imported import imported_file
+from mixerloop.interop.loading import Loaded, load_any
+from mixerloop.interop.pretrained import Correspondence, family_of, opened_files
+from mixerloop.interop.released_config import TYPES
+from mixerloop.model.checkpoint import NO_TOKENIZER, make_run, save_tensors
+from mixerloop.model.initialization import meta_model
+from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.notation import notation
+from mixerloop.parent_record import read_parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +46,8 @@ class ImportedRun:
     run: Path
     parameters: int
     schedule: str
+    unused: tuple[str, ...] = ()
+    """Tensors of the folder that our model does not need; they are kept for an export."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +59,8 @@ class ExportedFolder:
     """The folder of the weights that were exported."""
     model_type: str
     """The name of the architecture in `transformers`."""
+    is_ours: bool
+    """Whether `mixerloop.interop.hf` has the class of this type."""
 
 
 def import_run(
@@ -45,46 +68,126 @@ def import_run(
     out: Path | str,
     *,
     schedule: str | None = None,
+    layers: Sequence[int] | None = None,
     tokenizer: Path | str | None = None,
     ignore_keys: Collection[str] = (),
 ) -> ImportedRun:
-    """Make a run from a released checkpoint, or from a folder that `export_run` wrote.
+    """Make a run from a pretrained or released folder, a GGUF file, or what `export_run` wrote.
 
     `schedule` replaces the loop that the folder names, and `tokenizer` replaces the folder's
-    tokenizer. `ignore_keys` are keys of config.json that have no effect on the model.
+    tokenizer. With `layers` the model has these layers of the folder only, counted from 0.
+    `ignore_keys` are keys of config.json that have no effect on the model.
     """
-    folder, out = Path(folder), Path(out)
+    source, out = Path(folder), Path(out)
     check_is_new(out)
-    if not is_exported(folder):
-        raise ValueError(f"{folder}: no {CONFIG}, so not a folder of transformers")
-    model, config = read_exported(folder, schedule=schedule, ignore=ignore_keys)
-    own = folder / runs.TOKENIZER
-    has_own = is_there(own)
-    pieces = Path(tokenizer) if tokenizer is not None else own if has_own else None
-    if pieces is not None:
-        check_fits(pieces, Tokenizer(pieces).vocab_size, config.model.vocab_size)
+    with ExitStack() as temporary:
+        if gguf.is_gguf(source):
+            place = temporary.enter_context(gguf.unpacked(source))
+        elif is_exported(source):
+            place = source
+        else:
+            raise ValueError(f"{source}: no {CONFIG}, so not a folder of transformers")
+        if layers is not None:
+            place = temporary.enter_context(only_layers(place, layers))
+        return _import(source, place, out, schedule, tokenizer, ignore_keys)
+
+
+def _import(
+    source: Path,
+    folder: Path,
+    out: Path,
+    schedule: str | None,
+    tokenizer: Path | str | None,
+    ignore: Collection[str],
+) -> ImportedRun:
+    """Make a run from a folder; `source` is what the user named."""
+    config = RunConfig(model=exported_model(folder, schedule=schedule, ignore=ignore))
+    opened = tokenizer_in(folder) if tokenizer is None else open_tokenizer(tokenizer)
+    if opened is not None:
+        check_fits(tokenizer or folder, opened.vocab_size, config.model.vocab_size)
     imported = exported_config(folder)
     if tokenizer is not None:  # the config's ids of special tokens are from the folder's tokenizer
         imported |= dict.fromkeys(("bos_token_id", "eos_token_id"))
-    facts = {"seed": None, "imported": str(folder), "forms": model.forms()}
-    save_run(out, model, config, tokenizer=pieces, imported=imported, facts=facts)
-    return ImportedRun(
+    model = meta_model(config.model)
+    made = ImportedRun(
         run=out,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         schedule=notation(config.model.occurrences()),
     )
+    write_weights: Callable[[Path], None]
+    if (family := family_of(imported)) is None:
+        whole, _ = read_exported(folder, schedule=schedule, ignore=ignore)
+        write_weights = partial(_write_released_weights, whole)
+    else:
+        found = Correspondence(family, config.model, imported)
+        with naming_folder(source), opened_files(weight_files(folder)) as tensors:
+            made = replace(made, unused=tuple(found.check(tensors)))
+        write_weights = partial(_write_pretrained_weights, folder, found, made.unused)
+    make_run(
+        out,
+        config,
+        write_weights=write_weights,
+        tokenizer=NO_TOKENIZER if opened is None else opened.files,
+        imported=imported,
+        facts={"seed": None, "imported": str(source), "forms": model.forms()},
+    )
+    return made
+
+
+def _write_released_weights(model: LoopedLM, checkpoint: Path) -> None:
+    save_tensors(checkpoint / WEIGHTS, model.state_dict())
+
+
+def _write_pretrained_weights(
+    folder: Path, found: Correspondence, unused: Collection[str], checkpoint: Path
+) -> None:
+    with opened_files(weight_files(folder)) as tensors:
+        found.write_ours(checkpoint / WEIGHTS, tensors)
+        if unused:
+            kept = {name: tensors.load(name).contiguous() for name in unused}
+            save_file(kept, checkpoint / runs.IMPORTED_TENSORS, metadata={"format": "pt"})
 
 
 def export_run(run: Path | str, out: Path | str) -> ExportedFolder:
-    """Write a folder for `transformers`, with the names of the released checkpoints."""
+    """Write a folder for `transformers`.
+
+    A model that came from a pretrained folder gets the layout of that folder, other models the
+    layout of the released checkpoints.
+    """
     out = Path(out)
     check_is_new(out)
     loaded = load_any(Path(run), form="torch")
-    tokenizer = loaded.folder / runs.TOKENIZER
-    model_type = export(
-        loaded.model,
-        out,
-        tokenizer=tokenizer if is_there(tokenizer) else None,
-        like=loaded.imported,
+    if loaded.imported is not None and (family := family_of(loaded.imported)) is not None:
+        _export_pretrained(loaded, loaded.imported, family, out)
+        model_type = family.model_type
+    else:
+        tokenizer = tokenizer_in(loaded.folder)
+        model_type = export(loaded.model, out, tokenizer=tokenizer, like=loaded.imported)
+    is_ours = model_type in TYPES
+    return ExportedFolder(
+        folder=out, checkpoint=loaded.folder, model_type=model_type, is_ours=is_ours
     )
-    return ExportedFolder(folder=out, checkpoint=loaded.folder, model_type=model_type)
+
+
+def _export_pretrained(loaded: Loaded, like: Mapping[str, Any], family: Family, out: Path) -> None:
+    """Write a model in the layout of the pretrained folder that its weights came from."""
+    config = {**like, **family.write_schedule(loaded.config.model, like)}
+    found = Correspondence(family, loaded.config.model, like)
+    is_trained_further = loaded.is_run and read_parent(loaded.folder) is not None  # in float32
+    if loaded.is_run:
+        unused_file = imported_file(loaded.folder, runs.IMPORTED_TENSORS)
+        files = [loaded.folder / WEIGHTS, *([] if unused_file is None else [unused_file])]
+    else:
+        files = weight_files(loaded.folder)
+    with opened_files(files) as tensors:
+        unused = tensors.names() & set(family.unused)
+        ours = (
+            {name: tensors.load(name) for name in tensors.names() - unused}
+            if loaded.is_run
+            else dict(found.all_joined(tensors))
+        )
+        theirs = {name: part.contiguous() for name, part in found.split(ours).items()}
+        for name in unused:
+            tensor = tensors.load(name)
+            theirs[name] = tensor.float() if is_trained_further else tensor
+        write_pretrained(out, theirs, config, tokenizer=tokenizer_in(loaded.folder))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mixerloop import runs
 from mixerloop.config import FormChoice, ModelConfig, RunConfig
+from mixerloop.data.tokenizer import Tokenizer
 from mixerloop.files import (
     CONTENTS,
     check_space,
@@ -23,6 +24,7 @@ from mixerloop.files import (
     sealed_files,
     write_file,
 )
+from mixerloop.interop.families import FAMILIES
 from mixerloop.interop.layout import (
     HEAD,
     LOOPED,
@@ -31,14 +33,17 @@ from mixerloop.interop.layout import (
     from_released,
     to_released,
 )
-from mixerloop.interop.released_config import RELEASES, model_config, released_config
+from mixerloop.interop.pretrained import Correspondence, family_of, opened_files
+from mixerloop.interop.released_config import RELEASES, TYPES, model_config, released_config
 from mixerloop.interop.tokenizer_json import write_tokenizer
+from mixerloop.model.checkpoint import assign_weights
 from mixerloop.model.initialization import meta_model
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.parsing import one_line
+from mixerloop.parsing import one_line, suggest
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-DAMAGE = (TypeError, IndexError, KeyError, AttributeError, RuntimeError, OverflowError)
+CONFIG = runs.TRANSFORMERS_CONFIG
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+DAMAGE = (TypeError, IndexError, KeyError, AttributeError, RuntimeError, ArithmeticError)
 """Errors that a file with unexpected content can cause."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
@@ -70,7 +75,7 @@ def export(
     model: LoopedLM,
     folder: Path,
     *,
-    tokenizer: Path | None = None,
+    tokenizer: Tokenizer | None = None,
     like: Mapping[str, Any] | None = None,
 ) -> str:
     """Write a folder that loads after `import mixerloop.interop.hf`; returns its model type.
@@ -87,19 +92,44 @@ def export(
     for key, number in _special_tokens(tokenizer).items():
         if facts.get(key) is None and (like is None or key in like or number is not None):
             facts[key] = number
-    pieces = None if tokenizer is None else tokenizer.read_bytes()
+    with _new_export(folder, tensors, facts) as making:
+        if tokenizer is not None:
+            write_tokenizer(making, tokenizer)
+    return kind
+
+
+def write_pretrained(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    *,
+    tokenizer: Tokenizer | None,
+) -> None:
+    """Write the folder of a pretrained model, with its tokenizer if there is one."""
+    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
+    facts = dict(config)
+    for key in ("dtype", "torch_dtype"):
+        if key in facts and len(dtypes) == 1:
+            facts[key] = next(iter(dtypes))
+    with _new_export(folder, tensors, facts) as making:
+        if tokenizer is not None:
+            write_tokenizer(making, tokenizer)
+
+
+@contextmanager
+def _new_export(
+    folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+) -> Iterator[Path]:
+    """A new folder with weights and config, which is sealed once the caller has added the rest."""
     check_space(folder, sum(tensor.nbytes for tensor in tensors.values()))
     with new_folder(folder) as making:
         try:
-            save_file(tensors, making / WEIGHTS, metadata={"format": "pt"})
+            save_file(dict(tensors), making / WEIGHTS, metadata={"format": "pt"})
         except SafetensorError as error:  # its own kind even for a full disk
             raise ValueError(f"{folder / WEIGHTS}: cannot be written: {one_line(error)}") from None
         write_file(making / CONFIG, json_text(facts))
-        if pieces is not None:
-            write_file(making / runs.TOKENIZER, pieces)
-            write_tokenizer(making)
+        yield making
         seal_folder(making)
-    return kind
 
 
 def read_exported(
@@ -108,20 +138,38 @@ def read_exported(
     form: FormChoice = "auto",
     schedule: str | None = None,
     ignore: Collection[str] = (),
+    keep_narrow: bool = False,
 ) -> tuple[LoopedLM, RunConfig]:
-    """The model of a folder; raises an error that names every key or tensor that does not fit."""
+    """The model of a folder; raises an error that names every key or tensor that does not fit.
+
+    `keep_narrow` is as in `mixerloop.model.checkpoint.load_model`.
+    """
     config = exported_model(folder, schedule=schedule, ignore=ignore)
-    try:
-        tensors = _tensors(folder)
-        model = meta_model(config, form=form)
-        _check_fit(tensors, model)
-        ours = from_released(tensors, num_layers=config.num_layers)
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from None
-    except DAMAGE as error:
-        raise ValueError(f"{folder}: damaged, or of another model: {one_line(error)}") from None
-    model.load_state_dict(ours, assign=True)
+    model = meta_model(config, form=form)
+    with naming_folder(folder):
+        given = exported_config(folder)
+        if (family := family_of(given)) is not None:
+            found = Correspondence(family, config, given)
+            with opened_files(weight_files(folder)) as tensors:
+                found.check(tensors)
+                assign_weights(model, dict(found.all_joined(tensors)), keep_narrow=keep_narrow)
+        else:
+            tensors = _tensors(folder)
+            _check_fit(tensors, model)
+            ours = from_released(tensors, num_layers=config.num_layers)
+            model.load_state_dict(ours, assign=True)
     return model, RunConfig(model=config)
+
+
+@contextmanager
+def naming_folder(place: Path) -> Iterator[None]:
+    """Errors about what a folder holds begin with its name."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+    except DAMAGE as error:
+        raise ValueError(f"{place}: damaged, or of another model: {one_line(error)}") from None
 
 
 def exported_model(
@@ -129,15 +177,15 @@ def exported_model(
 ) -> ModelConfig:
     """Sizes and schedule of a folder's model, without its weights."""
     check_export(folder)
-    place = folder
-    try:
-        has_residual, config = _has_residual(folder), exported_config(folder)
-        place = folder / CONFIG
-        return model_config(config, has_residual=has_residual, schedule=schedule, ignore=ignore)
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from None
-    except DAMAGE as error:
-        raise ValueError(f"{place}: damaged, or of another model: {one_line(error)}") from None
+    with naming_folder(folder):
+        has_residual, given = _has_residual(folder), exported_config(folder)
+    with naming_folder(folder / CONFIG):
+        if (family := family_of(given)) is not None:
+            return family.model_config(given, schedule=schedule, ignore=ignore)
+        if (kind := given.get("model_type")) not in TYPES:
+            known = suggest(kind, (*TYPES, *FAMILIES))
+            raise ValueError(f"model_type '{kind}' is not known here; {known}")
+        return model_config(given, has_residual=has_residual, schedule=schedule, ignore=ignore)
 
 
 def exported_config(folder: Path) -> dict[str, Any]:
@@ -161,8 +209,10 @@ def weight_files(folder: Path) -> list[Path]:
         names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
         files = [folder / name for name in names]
         for file in files:
-            if file.parent != folder:
+            if file.parent != folder or not file.is_file():
                 raise ValueError(f"{INDEX}: {file.name} is not in this folder")
+        if not files:
+            raise ValueError(f"{INDEX}: names no file")
         return files
     if any(path for pattern in PICKLES for path in folder.glob(pattern)):
         raise ValueError("its weights are a pickle, which can run code; convert to safetensors")
@@ -213,16 +263,13 @@ def _check_fit(tensors: dict[str, Tensor], model: LoopedLM) -> None:
         raise ValueError(f"its weights do not fit its config: {'; '.join(sorted(problems))}")
 
 
-def _special_tokens(tokenizer: Path | None) -> dict[str, Any]:
+def _special_tokens(tokenizer: Tokenizer | None) -> dict[str, Any]:
     """The ids of the start token and of the tokens that end a text.
 
     Our documents begin with a start token and have no end token, so either token ends a text.
     """
     if tokenizer is None:
         return {"bos_token_id": None, "eos_token_id": None}
-    from mixerloop.data.tokenizer import Tokenizer
-
-    opened = Tokenizer(tokenizer)
-    ends = [number for number in (opened.eos_id, opened.bos_id) if number >= 0]
-    bos = opened.bos_id if opened.bos_id >= 0 else None
+    ends = [number for number in (tokenizer.eos_id, tokenizer.bos_id) if number >= 0]
+    bos = tokenizer.bos_id if tokenizer.bos_id >= 0 else None
     return {"bos_token_id": bos, "eos_token_id": ends or None}

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mixerloop import runs
-from mixerloop.config import ComputeDtype, check_fits
-from mixerloop.data.tokenizer import Tokenizer
+from mixerloop.config import ComputeDtype
 from mixerloop.evaluation.looped_scorer import LoopedScorer
 from mixerloop.evaluation.scorer import Candidate
 from mixerloop.interop.loading import load_any
@@ -22,6 +20,7 @@ from mixerloop.model.device import find_device
 from mixerloop.model.generation import Sampling, generate
 from mixerloop.notation import resolve
 from mixerloop.parsing import one_of
+from mixerloop.subject import fitting_tokenizer
 
 try:
     from lm_eval.api.instance import Instance
@@ -58,11 +57,8 @@ class MixerLoopLM(TemplateLM):
         name: Any = "auto" if device is None else device
         torch_device = find_device(name, option="device")
         loaded = load_any(Path(run))
-        path = loaded.folder / runs.TOKENIZER
-        if not path.is_file():
-            raise ValueError(f"{run}: has no tokenizer, so it cannot read text")
-        self.text = Tokenizer(path)
-        check_fits(path, self.text.vocab_size, loaded.config.model.vocab_size)
+        vocab_size = loaded.config.model.vocab_size
+        self.text = fitting_tokenizer(loaded.folder, vocab_size=vocab_size)
         self.model = loaded.model.to(torch_device).eval()
         layers = loaded.config.model.num_layers
         self.walked = resolve(schedule or loaded.config.model.schedule, layers)

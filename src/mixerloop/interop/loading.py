@@ -14,19 +14,25 @@ from mixerloop.config import (
     ModelConfig,
     RunConfig,
 )
-from mixerloop.files import check_can_hold, file_sha256, is_there, read_json
+from mixerloop.files import check_can_hold, file_sha256
 from mixerloop.interop.folders import (
     exported_config,
     exported_model,
     is_exported,
+    naming_folder,
     read_exported,
     weight_files,
 )
+from mixerloop.interop.imported import imported_config
+from mixerloop.kinds import PassDampingOptions
 from mixerloop.model.checkpoint import load_model
 from mixerloop.model.device import find_device
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.notation import resolve
+from mixerloop.model.passes import Passes, PassPlace
+from mixerloop.model.passes.pass_damping import PassDamping
+from mixerloop.notation import notation, resolve
 from mixerloop.ops.gated_delta_rule import choose_form
+from mixerloop.schedule import Schedule, repeated_unit
 from mixerloop.subject import Subject
 
 
@@ -56,6 +62,7 @@ def open_subject(
     run: Path | str,
     *,
     schedule: str | None = None,
+    damping: float | None = None,
     compute_dtype: ComputeDtype = "float32",
     form: FormChoice = "auto",
     device: Device = "auto",
@@ -65,10 +72,13 @@ def open_subject(
 ) -> Subject:
     """Load a run, one of its checkpoints, or an exported folder, ready to be measured.
 
+    With `damping` each pass but the first keeps that share of its change to the residual: for loops
+    that the model was not trained with.
+
     Results are saved in `results`, or by default in the run's own results folder. Results of a run
-    under another schedule, and of an exported folder, are saved in `results` only. Without `keep`
-    the run's own results folder is not used, so that the run may be read-only. With `overwrite`
-    results also replace files that this program did not write.
+    under another schedule or with damping, and of an exported folder, are saved in `results` only.
+    Without `keep` the run's own results folder is not used, so that the run may be read-only. With
+    `overwrite` results also replace files that this program did not write.
     """
     machine.keep_freed_memory()
     where = None if results is None else Path(results)
@@ -77,35 +87,58 @@ def open_subject(
     found_device = find_device(device, option="device")
     chosen = choose_form(form, found_device.type)
     path = Path(run)
-    loaded = load_any(path, form=chosen)
-    if where is None and schedule is None and loaded.is_run and keep:
+    loaded = load_any(path, form=chosen, keep_narrow=compute_dtype == "bfloat16")
+    is_own = schedule is None and damping is None
+    if where is None and is_own and loaded.is_run and keep:
         where = runs.results_folder(path)
         check_can_hold(where)
-    model = loaded.config.model
+    config = loaded.config.model
+    occurrences = resolve(config.schedule if schedule is None else schedule, config.num_layers)
+    model = loaded.model if damping is None else _damped(loaded.model, occurrences, damping)
     return Subject(
         folder=loaded.folder,
         fingerprint=loaded.fingerprint,
         results=where,
-        model=loaded.model.to(found_device).eval(),
+        model=model.to(found_device).eval(),
         config=loaded.config,
-        schedule=resolve(model.schedule if schedule is None else schedule, model.num_layers),
+        schedule=occurrences,
         compute_dtype=compute_dtype,
+        damping=damping,
         overwrite=overwrite,
     )
 
 
-def load_any(path: Path, *, form: FormChoice = "auto") -> Loaded:
-    """Load the model of a run, a checkpoint or an exported folder; no file is able to run code."""
+def _damped(model: LoopedLM, schedule: Schedule, share: float) -> LoopedLM:
+    """Add damped passes round what the schedule repeats; the model's own rules stay as they are."""
+    unit = repeated_unit(schedule)
+    if unit is None:
+        raise ValueError(f"damping: the schedule {notation(schedule)} has no later pass to damp")
+    options = PassDampingOptions(unit=unit, share=share)
+    passes, place = Passes.round_unit(unit, schedule), PassPlace(model.final_norm)
+    model.pass_rules = (*model.pass_rules, PassDamping(options, passes, place))
+    return model
+
+
+def load_any(path: Path, *, form: FormChoice = "auto", keep_narrow: bool = False) -> Loaded:
+    """Load the model of a run, a checkpoint or an exported folder; no file is able to run code.
+
+    `keep_narrow` is as in `mixerloop.model.checkpoint.load_model`.
+    """
     if is_exported(path):
-        model, config = read_exported(path, form=form)
-        hashes = [file_sha256(file) for file in weight_files(path)]
-        whole = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode())
-        fingerprint = whole if isinstance(whole, str) else whole.hexdigest()
-        imported = exported_config(path)
+        model, config = read_exported(path, form=form, keep_narrow=keep_narrow)
+        fingerprint, imported = fingerprint_of(path), exported_config(path)
         return Loaded(path, model, config, fingerprint, is_run=False, imported=imported)
     folder = runs.find_checkpoint(path)
-    model, config = load_model(folder, form=form)
-    imported_file = folder / runs.IMPORTED
-    imported = read_json(imported_file) if is_there(imported_file) else None
-    fingerprint = file_sha256(folder / runs.CONTENTS)
+    model, config = load_model(folder, form=form, keep_narrow=keep_narrow)
+    fingerprint, imported = fingerprint_of(folder), imported_config(folder)
     return Loaded(folder, model, config, fingerprint, is_run=True, imported=imported)
+
+
+def fingerprint_of(folder: Path) -> str:
+    """The fingerprint of the weights in a checkpoint or an exported folder."""
+    if not is_exported(folder):
+        return file_sha256(folder / runs.CONTENTS)
+    with naming_folder(folder):
+        files = weight_files(folder)
+    hashes = [file_sha256(file) for file in files]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()

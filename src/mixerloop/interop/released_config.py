@@ -57,6 +57,8 @@ LOOP_COUNT, USE_RESIDUAL = "loop_count", "use_residual"
 OLD_PASSES = "num_passes"
 MIXER, FFN, RESIDUAL = "gated_delta_net", "swiglu", "pass_residual"
 """The kinds that the released layout has names for."""
+RELEASED_KEYS = {"norm_placement": "pre", "embedding_scale": 1.0, "tied_head": True}
+"""Keys of our models that released models have with one value only."""
 LOOP_KEYS = (LOOP_COUNT, USE_RESIDUAL, "schedule", RESIDUAL)
 MUST_BE: dict[str, tuple[Any, ...]] = {
     "use_gate": (True,),
@@ -206,6 +208,14 @@ def released_mixer(config: ModelConfig) -> GatedDeltaNetOptions:
     for rule in config.pass_rules():
         if rule != RESIDUAL:
             raise ValueError(f"the pass rule {rule} has no released layout; {RESIDUAL} has")
+    for key, only in RELEASED_KEYS.items():
+        if getattr(config, key) != only:
+            raise ValueError(
+                f"models with {key} = {getattr(config, key)!r} have no released layout; the "
+                f"released models have {only!r}"
+            )
+    if config.options[FFN].bias:
+        raise ValueError(f"models with biases in the {FFN} have no released layout")
     return config.options[MIXER]
 
 

@@ -17,7 +17,12 @@ from mixerloop.kinds.mixers import (
     Mamba2Options,
     RetentionOptions,
 )
-from mixerloop.kinds.pass_rules import PassResidualOptions
+from mixerloop.kinds.pass_rules import (
+    InputInjectionOptions,
+    PassDampingOptions,
+    PassNormOptions,
+    PassResidualOptions,
+)
 from mixerloop.kinds.registry import (
     KINDS,
     LARGEST_SIZE,
@@ -42,9 +47,12 @@ __all__ = [
     "GatedDeltaNet2Options",
     "GatedDeltaNetOptions",
     "GatedLinearAttentionOptions",
+    "InputInjectionOptions",
     "KimiDeltaOptions",
     "Kind",
     "Mamba2Options",
+    "PassDampingOptions",
+    "PassNormOptions",
     "PassResidualOptions",
     "RetentionOptions",
     "Role",

@@ -12,6 +12,8 @@ class SwiGLUOptions:
 
     d_ffn: int
     """Inner width of the SwiGLU ffn."""
+    bias: bool = False
+    """Add a learned bias after each projection."""
 
     def __post_init__(self) -> None:
         """Reject impossible sizes."""

@@ -167,8 +167,12 @@ class AttentionOptions:
     """Pairs of channels that rotary positions turn: halves of a head, neighbours, or none."""
     rotary_base: float = 10_000.0
     """Base of the rotary positions."""
-    query_key_norm: bool = False
-    """Normalise each head's queries and keys."""
+    query_key_norm: Literal["none", "head", "all_heads"] = "none"
+    """Normalise queries and keys: each head by itself, or all heads of a token together."""
+    qkv_bias: bool = False
+    """Add a learned bias to queries, keys and values."""
+    output_bias: bool = False
+    """Add a learned bias after the output projection."""
     window: int | None = None
     """Tokens that a token sees, itself included; by default all."""
     output_gate: bool = False

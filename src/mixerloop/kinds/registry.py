@@ -32,7 +32,7 @@ class Kind:
 
 RESERVED = (
     *("preset", "num_layers", "d_model", "vocab_size", "schedule", "mixer", "ffn", "norm_eps"),
-    "options",
+    *("norm_placement", "embedding_scale", "tied_head", "options"),
 )
 """Keys of `[model]`, which no kind may be called."""
 KINDS: dict[str, Kind] = {}

@@ -133,7 +133,7 @@ def counts(arm: PlannedArm) -> tuple[int, int, int]:
     if not arm.layer_parameters:
         raise ValueError(
             f"{PLAN} has no parameters of the sublayers of '{arm.name}': it was written by an "
-            "older version; write it again: mixerloop study STUDY.toml --out FOLDER"
+            "older version; write it again: mixerloop study STUDY --out FOLDER"
         )
     runs = Counter((one.layer, one.sublayer) for one in parse(arm.schedule))
     sizes = {

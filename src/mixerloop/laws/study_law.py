@@ -34,6 +34,7 @@ from mixerloop.laws.law_result import (
 from mixerloop.laws.resampling import RESAMPLES, interval_ends, resampled_numbers
 from mixerloop.reports.study_results import read_study
 from mixerloop.results import Estimate, result_provenance
+from mixerloop.study_folder import folder_named
 
 Progress = Callable[[str, int, int], None]
 SEEDS_FOR_INTERVAL = 3
@@ -53,12 +54,13 @@ def fit_law(
 ) -> LawResult:
     """Fit what the passes of each loop are worth in parameters, from the cells of a study.
 
-    `floor` is E, if it is known from elsewhere. `parts` are the parts whose cells are pooled; by
-    default all, which must then have the same data. `resamples` is the number behind each interval,
-    by default `RESAMPLES`, and `seed` that of the resampling. Raises ValueError with the missing
-    cells if the study identifies the law of no loop.
+    `folder` may also be the name of a study in runs/. `floor` is E, if it is known from elsewhere.
+    `parts` are the parts whose cells are pooled; by default all, which must then have the same
+    data. `resamples` is the number behind each interval, by default `RESAMPLES`, and `seed` that of
+    the resampling. Raises ValueError with the missing cells if the study identifies the law of no
+    loop.
     """
-    study = read_study(Path(folder))
+    study = read_study(folder_named(folder))
     try:
         cells = read_cells(study, parts)
         return law_of_cells(

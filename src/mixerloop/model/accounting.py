@@ -16,6 +16,7 @@ from mixerloop.config import ModelConfig
 from mixerloop.kinds import LARGEST_SIZE
 from mixerloop.model.initialization import fresh_model, meta_model
 from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.model.passes import Passes
 from mixerloop.model.sublayer import Cost, SublayerModule, has_state
 from mixerloop.notation import notation
 from mixerloop.schedule import (
@@ -47,6 +48,15 @@ class LayerAccount:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PassAccount:
+    """What a pass rule costs."""
+
+    passes: Passes
+    macs: int
+    """Multiply-adds with weights around one pass, per token."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelAccount:
     """What every schedule of a model shares; mixer and ffn are means where layers differ."""
 
@@ -60,6 +70,8 @@ class ModelAccount:
     """What autograd keeps for one occurrence of a sublayer, in float32 and the torch form."""
     by_layer: tuple[LayerAccount, ...] = ()
     """Each layer, where the layers are of different kinds."""
+    between_passes: tuple[PassAccount, ...] = ()
+    """Each pass rule that multiplies with weights."""
 
     def projection_macs(self) -> dict[Sublayer, int]:
         """Multiply-adds with weights in one occurrence, per token."""
@@ -74,6 +86,11 @@ class ModelAccount:
             ffn=self.ffn,
             activation_bytes_per_token=self.activation_bytes_per_token,
         )
+
+    def backbone_macs(self, schedule: Schedule) -> int:
+        """Multiply-adds with weights of a schedule, per token, without the head."""
+        of_rules = sum(rule.macs * rule.passes.number_in(schedule) for rule in self.between_passes)
+        return of_rules + sum(cost.projection_macs for cost in self.costs(schedule))
 
     def costs(self, schedule: Schedule) -> list[Cost]:
         """The cost of each occurrence."""
@@ -188,6 +205,11 @@ def account_model(config: ModelConfig, *, prefix_tokens: int = CONTEXT - 1) -> M
             for sublayer in BLOCK
         },
         by_layer=layers if any(layer != layers[0] for layer in layers) else (),
+        between_passes=tuple(
+            PassAccount(passes=rule.passes, macs=rule.pass_macs())
+            for rule in model.pass_rules
+            if rule.pass_macs() > 0
+        ),
     )
 
 
@@ -201,9 +223,8 @@ def account_schedule(
     """Count a schedule, beside the full loop of the same stack with `num_passes` passes."""
     counts = Counter(occurrence.sublayer for occurrence in schedule)
     costs = model.costs(schedule)
-    backbone = sum(cost.projection_macs for cost in costs)
-    full_costs = model.costs(full_loop(num_layers, num_passes))
-    full_backbone = sum(cost.projection_macs for cost in full_costs)
+    backbone = model.backbone_macs(schedule)
+    full_backbone = model.backbone_macs(full_loop(num_layers, num_passes))
     head = model.head_macs_per_token
     return ScheduleAccount(
         notation=notation(schedule),
@@ -230,7 +251,10 @@ def training_flops_per_token(model: LoopedLM, *, context: int = CONTEXT) -> int:
         if address not in macs:
             macs[address] = _mean_macs(model.sublayer(occurrence), context)
     head = model.config.vocab_size * model.config.d_model
-    return round(6 * (head + sum(macs[one.layer, one.sublayer] for one in model.schedule)))
+    rules = sum(
+        rule.pass_macs() * rule.passes.number_in(model.schedule) for rule in model.pass_rules
+    )
+    return round(6 * (head + rules + sum(macs[one.layer, one.sublayer] for one in model.schedule)))
 
 
 def _mean_macs(sublayer: SublayerModule, context: int) -> float:

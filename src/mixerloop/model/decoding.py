@@ -62,7 +62,7 @@ def start(model: LoopedLM, *, batch: int = 1, schedule: Schedule | None = None) 
     weight = model.embedding.weight
     sublayers = {occurrence: model.sublayer(occurrence) for occurrence in schedule}
     states = {
-        occurrence: sublayer.initial_state(batch, weight.dtype, weight.device)
+        occurrence: sublayer.initial_state(batch, model.dtype, weight.device)
         for occurrence, sublayer in sublayers.items()
     }
     macs = weight.numel() + sum(sublayer.cost(0).projection_macs for sublayer in sublayers.values())

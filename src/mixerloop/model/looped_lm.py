@@ -14,7 +14,7 @@ from mixerloop import machine
 from mixerloop.config import Form, FormChoice, ModelConfig
 from mixerloop.kinds import KINDS
 from mixerloop.model.norm import RMSNorm
-from mixerloop.model.passes import Passes, PassRule
+from mixerloop.model.passes import Passes, PassPlace, PassRule
 from mixerloop.model.sublayer import (
     FFNModule,
     MixerModule,
@@ -37,7 +37,7 @@ ID_DTYPES = (torch.int32, torch.int64)
 
 
 class Layer(nn.Module):
-    """One physical block of weights: a mixer and an ffn, each with its norm."""
+    """One physical block of weights: a mixer and an ffn, each with its norm or norms."""
 
     def __init__(self, config: ModelConfig, layer: int, *, form: Form) -> None:
         super().__init__()
@@ -49,10 +49,15 @@ class Layer(nn.Module):
             form=form,
         )
         mixer, ffn = config.layer_kinds()[layer]
-        self.mixer_norm = RMSNorm(config.d_model, config.norm_eps, form=form)
+        norm = partial(RMSNorm, config.d_model, config.norm_eps, form=form)
+        self.placement = config.norm_placement
+        before, after = self.placement != "post", self.placement != "pre"
+        self.mixer_norm = norm() if before else None
         self.mixer: MixerModule = KINDS[mixer].load()(config.options[mixer], place)
-        self.ffn_norm = RMSNorm(config.d_model, config.norm_eps, form=form)
+        self.mixer_post_norm = norm() if after else None
+        self.ffn_norm = norm() if before else None
         self.ffn: FFNModule = KINDS[ffn].load()(config.options[ffn], place)
+        self.ffn_post_norm = norm() if after else None
 
     def forward(
         self,
@@ -62,13 +67,21 @@ class Layer(nn.Module):
         state: State | None = None,
         context_off: bool = False,
     ) -> Output:
-        """Run a sublayer on the normalised residual."""
+        """Run a sublayer between its norms."""
         dtype = product_dtype(residual)
-        if sublayer == "ffn":
-            return self.ffn(self.ffn_norm(residual, dtype), state)
+        is_mixer = sublayer == "mixer"
+        norm = self.mixer_norm if is_mixer else self.ffn_norm
+        x = residual.to(dtype) if norm is None else norm(residual, dtype)
         if context_off:
-            return Output(self.mixer.context_off(self.mixer_norm(residual, dtype)), state or ())
-        return self.mixer(self.mixer_norm(residual, dtype), state)
+            output = Output(self.mixer.context_off(x), state or ())
+        else:
+            output = self.mixer(x, state) if is_mixer else self.ffn(x, state)
+        post_norm = self.mixer_post_norm if is_mixer else self.ffn_post_norm
+        if post_norm is None:
+            return output
+        if self.placement == "after_add":  # the walk adds the residual again
+            return output._replace(update=post_norm(residual + output.update) - residual)
+        return output._replace(update=post_norm(output.update))
 
 
 class LoopedLM(nn.Module):
@@ -92,12 +105,30 @@ class LoopedLM(nn.Module):
         homes = [KINDS[kind].home for pair in config.layer_kinds() for kind in pair]
         self._may_draw = not all(isinstance(home, str) for home in homes)
         """Whether a layer may draw random numbers; kinds that come with the package draw none."""
+        self.head = (
+            None if config.tied_head else nn.Linear(config.d_model, config.vocab_size, bias=False)
+        )
         rules: dict[str, PassRule] = {}
         for name, options in config.pass_rules().items():
             passes = Passes.round_unit(options.unit, self.schedule)
-            rules[name] = KINDS[name].load()(options, passes, config.d_model)
+            rules[name] = KINDS[name].load()(options, passes, PassPlace(self.final_norm))
             self.add_module(name, rules[name])  # whose weights are NAME.weight in a checkpoint
         self.pass_rules = tuple(rules.values())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the residual; matrices of imported weights may be narrower."""
+        return self.final_norm.weight.dtype
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether matrices are narrower than the residual, so that products need autocast."""
+        return self.embedding.weight.dtype != self.dtype
+
+    @property
+    def head_weight(self) -> Float[Tensor, "vocab d_model"]:
+        """The matrix of the head: the embedding, unless the head has its own."""
+        return self.embedding.weight if self.head is None else self.head.weight
 
     def forward(
         self,
@@ -115,10 +146,14 @@ class LoopedLM(nn.Module):
 
     def embed(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_model"]:
         """The residual before the first occurrence."""
-        if (dtype := self.embedding.weight.dtype) not in WEIGHT_DTYPES:
-            raise ValueError(f"weights must stay float32, got {dtype}; compute in it by autocast")
+        if self.dtype not in WEIGHT_DTYPES:
+            raise ValueError(
+                f"weights must stay float32, got {self.dtype}; compute in it by autocast"
+            )
         _check_tokens(tokens, self.config.vocab_size)
-        return self.embedding(tokens)
+        embedded = self.embedding(tokens).to(self.dtype)
+        scale = self.config.embedding_scale
+        return embedded if scale == 1 else embedded * scale
 
     def walk(
         self,
@@ -164,7 +199,7 @@ class LoopedLM(nn.Module):
         """Whether a token sees other tokens in this occurrence."""
         return occurrence.sublayer == "mixer" or has_state(self.sublayer(occurrence))
 
-    # --- the readout: final norm and tied head, as logits or as losses ---------------------------
+    # --- the readout: final norm and head, as logits or as losses ---------------------------------
 
     def read_out(
         self,
@@ -174,7 +209,7 @@ class LoopedLM(nn.Module):
         """Logits at `positions` only: [num] for all rows alike, or [batch, num]; -1 is the last."""
         if positions is not None:
             residual = _at(residual, positions)
-        logits = F.linear(self.final_norm(residual), self.embedding.weight)
+        logits = F.linear(self.final_norm(residual), self.head_weight)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def summed_nll(
@@ -183,7 +218,7 @@ class LoopedLM(nn.Module):
         """Nats of the labelled tokens, summed; the logits of all tokens never exist at once."""
         return sliced_cross_entropy(
             x=self.final_norm(residual),
-            weight=self.embedding.weight,
+            weight=self.head_weight,
             labels=labels,
             form=self.form,
         )
@@ -194,7 +229,7 @@ class LoopedLM(nn.Module):
         """Nats of each token, and the most likely token in its place; without gradients."""
         return token_losses(
             x=self.final_norm(residual),
-            weight=self.embedding.weight,
+            weight=self.head_weight,
             labels=labels,
             form=self.form,
         )

@@ -1,6 +1,6 @@
 """From results to a report: the compared models, the findings, and the source of every number."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mixerloop import paper
 from mixerloop.evaluation.comparison_result import Comparison
@@ -25,6 +25,7 @@ from mixerloop.reports.family_section import (
     tuning,
     tuning_warnings,
 )
+from mixerloop.reports.kept_gain import kept_gain
 from mixerloop.reports.provenance_section import provenance
 from mixerloop.reports.results_section import arm_names, results
 from mixerloop.reports.schedule_diagram import draw
@@ -35,6 +36,7 @@ from mixerloop.reports.study_results import (
     StudyResults,
 )
 from mixerloop.reports.transport_section import transport
+from mixerloop.study_folder import PlannedArm, PlannedParent
 
 MATCHED = {
     "parameters+tokens": "Models of one seed see the same tokens in the same order, "
@@ -153,6 +155,8 @@ def _compared(part: PartResults) -> Iterator[Element]:
         equal = f"Each has {max(counts):,} parameters. " if len(counts) == 1 else ""
         on = " ".join(word for word in plan.data.split() if not word.startswith("{"))
         yield Paragraph(f"{models}, on {on}; seeds {seeds}. {equal}{MATCHED[plan.match]}")
+    if plan.parent is not None:
+        yield Paragraph(_start(plan.parent, [arm.plan for arm in part.arms]))
     for arm in part.arms:
         if arm.plan.deepened is not None:
             yield Paragraph(
@@ -167,6 +171,16 @@ def _compared(part: PartResults) -> Iterator[Element]:
         name = f"{part.name}-schedules" + (f"-{number}" if len(by_cost) > 1 else "")
         # A drawing has one scale of costs, so models with other costs get a drawing of their own.
         yield Drawing(name, "The schedules", draw(schedules, {"mixer": mixer, "ffn": ffn}))
+
+
+def _start(parent: PlannedParent, arms: Sequence[PlannedArm]) -> str:
+    """Where the weights of models with a parent come from."""
+    step = "" if parent.step is None else f" at step {parent.step:,}"
+    fresh = "".join(f" In {arm.name} {', '.join(arm.fresh)} is new." for arm in arms if arm.fresh)
+    return (
+        f"All models start from the weights of {parent.folder}{step} ({parent.sha256[:10]}), "
+        f"which were trained under {parent.schedule}.{fresh}"
+    )
 
 
 def _prefill(times: PrefillTimes, number: int) -> list[Element]:
@@ -229,4 +243,5 @@ def _paper() -> list[Element]:
 
 register_section("compared", _compared)
 register_section("results", results)
+register_section("share of the full loop's gain", kept_gain)
 register_section("what each pass does", transport)

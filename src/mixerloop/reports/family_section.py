@@ -40,6 +40,11 @@ class Family:
         """Whether there are several sizes or budgets."""
         return len(self.parts) > 1
 
+    @property
+    def has_budgets(self) -> bool:
+        """Whether a size has several budgets."""
+        return len({part.plan.size for part in self.parts}) < len(self.parts)
+
 
 def families(parts: Sequence[PartResults]) -> list[Family]:
     """The families of a study, in the order of the plan."""
@@ -64,18 +69,26 @@ def over_budgets(family: Family) -> Iterator[Element]:
     if not rows:
         return
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
+    gaps = list(_gaps(family))
+    others = [name for name in models if not gaps or name != gaps[0]["reference"]]
+    if not family.has_budgets:
+        if gaps:
+            title = f"What each model gains or loses against {gaps[0]['reference']}, by size"
+            chart = partial(_sizes_chart, gaps, others)
+            yield Figure(f"{family.name}-gaps", title, gaps, chart)
+        return
     yield Figure(
         f"{family.name}-budgets",
         "Held-out NLL by budget; each point is the end of a run of its own",
         rows,
         partial(_budgets_chart, rows, models),
     )
-    if gaps := list(_gaps(family)):
+    if gaps:
         yield Figure(
             f"{family.name}-gaps",
             f"What each model gains or loses against {gaps[0]['reference']}, by budget",
             gaps,
-            partial(_gaps_chart, gaps, [name for name in models if name != gaps[0]["reference"]]),
+            partial(_gaps_chart, gaps, others),
         )
     crossings = list(_crossings(family))
     if crossings:
@@ -131,8 +144,10 @@ def _points(family: Family) -> Iterator[Row]:
 def _gaps(family: Family) -> Iterator[Row]:
     """The NLL of each model minus that of the first model, in the same size and with its budget."""
     for part in family.parts:
-        if part.comparison is None or not part.plan.tokens:
+        trained = [run.tokens for arm in part.arms for run in arm.runs if run.tokens is not None]
+        if part.comparison is None or not trained:
             continue
+        tokens = part.plan.tokens or max(trained)
         reference = part.plan.arms[0]
         for pair in part.comparison.pairs:
             if reference.name not in (pair.first, pair.second) or NLL not in pair.measures:
@@ -144,8 +159,8 @@ def _gaps(family: Family) -> Iterator[Row]:
                 "model": pair.second if pair.first == reference.name else pair.first,
                 "reference": reference.name,
                 "size": part.plan.size or "",
-                "tokens": part.plan.tokens,
-                "tokens_per_parameter": part.plan.tokens / reference.parameters,
+                "tokens": tokens,
+                "tokens_per_parameter": tokens / reference.parameters,
                 "gap": gap.value,
                 "low": min(gap.lower, gap.upper),
                 "high": max(gap.lower, gap.upper),
@@ -261,6 +276,24 @@ def _gaps_chart(rows: list[Row], models: list[str]) -> "alt.TopLevelMixin":
         panel = alt.layer(interval, zero, line)
         panels.append(panel.properties(width=1.4 * WIDTH, height=HEIGHT, title=size))
     return dressed(alt.hconcat(*panels))
+
+
+def _sizes_chart(rows: list[Row], models: list[str]) -> "alt.TopLevelMixin":
+    import altair as alt
+
+    sizes = list(dict.fromkeys(str(row["size"]) for row in rows))
+    base = alt.Chart(data(rows)).encode(
+        y=alt.Y("size:N", title=None, sort=sizes),
+        yOffset=alt.YOffset("model:N", sort=models),
+        color=model_color(models),
+        tooltip=["model:N", "size:N", "gap:Q", "low:Q", "high:Q", "verdict:N"],
+    )
+    axis = alt.X("gap:Q", title=f"NLL minus that of {rows[0]['reference']}, 95 % interval")
+    interval = base.mark_rule(strokeWidth=1.6).encode(x=alt.X("low:Q"), x2="high:Q")
+    point = base.mark_point(filled=True, size=60, opacity=1).encode(x=axis)
+    zero = alt.Chart(data([{"gap": 0}])).mark_rule(color="#59636e").encode(x="gap:Q")
+    layers = alt.layer(zero, interval, point)
+    return dressed(layers.properties(width=2 * WIDTH, height=alt.Step(16)))
 
 
 def tuning(family: Family) -> Iterator[Element]:

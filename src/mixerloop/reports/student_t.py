@@ -15,15 +15,18 @@ QUANTILES = (
 MANY = 1.960
 
 
+def quantile(freedom: int) -> float:
+    """Student's t at 97.5 % for these degrees of freedom."""
+    return QUANTILES[freedom - 1] if freedom <= len(QUANTILES) else MANY
+
+
 def mean_and_interval(values: Sequence[float]) -> Estimate:
     """The mean of two values or more with its 95 % interval over seeds."""
     size = len(values)
     mean = sum(values) / size
     spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (size - 1) / size)
-    quantile = QUANTILES[size - 2] if size - 2 < len(QUANTILES) else MANY
-    return Estimate(
-        value=mean, lower=mean - quantile * spread, upper=mean + quantile * spread, over="seeds"
-    )
+    half = quantile(size - 1) * spread
+    return Estimate(value=mean, lower=mean - half, upper=mean + half, over="seeds")
 
 
 def over_runs(estimates: Sequence[Estimate]) -> Estimate:

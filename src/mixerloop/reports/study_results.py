@@ -266,7 +266,7 @@ def _comparison(folder: Path, part: str) -> Comparison | None:
     path = folder / part / study_folder.COMPARISON
     if not is_there(path):
         return None
-    again = f"compare again: mixerloop study STUDY.toml --out {folder}"
+    again = f"compare again: mixerloop study STUDY --out {folder}"
     comparison = read_typed(Comparison, path, again=again)
     scores = {arm.name: set(arm.scores) for arm in comparison.arms if arm.runs}
     compared = {tuple(pair.measures) for pair in comparison.pairs}
@@ -279,7 +279,7 @@ def _comparison(folder: Path, part: str) -> Comparison | None:
 def _prefill(path: Path) -> PrefillTimes | None:
     if not is_there(path):
         return None
-    again = f"remove it and time again: mixerloop study STUDY.toml --out {path.parent}"
+    again = f"remove it and time again: mixerloop study STUDY --out {path.parent}"
     times = read_typed(PrefillTimes, path, again=again)
     if len({tuple(case.milliseconds) for case in times.cases}) != 1:
         raise ValueError(f"{path}: no cases, or cases of different loops; {again}")

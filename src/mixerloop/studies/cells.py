@@ -50,6 +50,7 @@ from mixerloop.study_folder import (
     record_of,
 )
 from mixerloop.training.display import show_training
+from mixerloop.training.parent import check_tokenizer
 from mixerloop.training.sessions import Trained, resume, train
 from mixerloop.training.status import status
 from mixerloop.training.trainer import open_data
@@ -203,7 +204,9 @@ def check_cells(plan: Plan, cells: Sequence[Cell]) -> None:
                         "choose another folder"
                     )
         try:
-            open_data(cell.config)
+            data, _, _ = open_data(cell.config)
+            if cell.parent is not None:
+                check_tokenizer(cell.parent, data)
         except ValueError as error:
             place = f"parts[{parts.index(cell.settings.name)}]"
             raise plan.file.refused(place, error) from None
@@ -236,8 +239,10 @@ def _run(plan: Plan, cell: Cell, say: Say, record: Path) -> None:
         config = record / runs.CONFIG
         write_file(config, configs.dump(cell.config))
         say("training")
-        with _log(record, f"train {config} --out {run}"):
-            _end_if_stopped(train(configs.load(config), run, display=show_training))
+        parent = cell.parent
+        given = "" if parent is None else f" --from {parent.folder}"
+        with _log(record, f"train {config}{given} --out {run}"):
+            _end_if_stopped(train(configs.load(config), run, parent=parent, display=show_training))
     elif status(run).state != "finished":
         say("training, from where it stopped")
         with _log(record, f"train --resume {run}"):

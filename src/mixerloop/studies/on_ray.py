@@ -27,9 +27,10 @@ def run_on_ray(plan: Plan, cells: Sequence[Cell], say: Callable[[str, str], None
     ray.init(ignore_reinit_error=True, log_to_driver=False)
     run = ray.remote(max_retries=RETRIES)(_run_cell)
     study, folder = str(plan.file.path.resolve()), str(plan.folder.resolve())
+    parent = None if plan.parent is None else str(plan.parent.resolve())
     waiting = {
         run.options(num_cpus=cell.cpus, num_gpus=cell.gpus).remote(
-            study, folder, cell.number, cell.cpus
+            study, folder, cell.number, cell.cpus, parent
         ): cell
         for cell in cells
     }
@@ -46,9 +47,9 @@ def run_on_ray(plan: Plan, cells: Sequence[Cell], say: Callable[[str, str], None
         ray.shutdown()
 
 
-def _run_cell(study: str, folder: str, number: int, cpus: int) -> str:
+def _run_cell(study: str, folder: str, number: int, cpus: int, parent: str | None) -> str:
     """On a worker, run a cell in a process that ends with the worker; returns its last line."""
-    process = start_cell(study, folder, number, threads=cpus, stderr=subprocess.PIPE)
+    process = start_cell(study, folder, number, parent=parent, threads=cpus, stderr=subprocess.PIPE)
     _, stderr = process.communicate()
     lines = stderr.strip().splitlines()
     return lines[-1] if lines else f"exit code {process.returncode}"

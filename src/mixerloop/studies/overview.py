@@ -8,7 +8,7 @@ from typing import Any
 from mixerloop import runs
 from mixerloop.files import is_there
 from mixerloop.studies.cells import CellState, state_of
-from mixerloop.study_folder import PLAN, read_plan
+from mixerloop.study_folder import PLAN, folder_named, read_plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +37,15 @@ class StudyStatus:
 
 
 def study_status(folders: Sequence[Path | str] = ()) -> list[StudyStatus]:
-    """The status of studies by folder, or of all studies in runs/; changes no file."""
-    paths = [Path(folder) for folder in folders]
+    """The status of studies, or of all studies in runs/; changes no file.
+
+    A study is named by its folder, its file or its name, as in `study_folder.folder_named`.
+    """
+    paths = [folder_named(folder) for folder in folders]
     if not paths:
         paths = sorted(path.parent for path in runs.RUNS.glob(f"*/{PLAN}"))
         if not paths:
-            raise ValueError("no study in runs; start one with mixerloop study STUDY.toml")
+            raise ValueError("no study in runs; start one with mixerloop study quick")
     return [_status(path) for path in paths]
 
 

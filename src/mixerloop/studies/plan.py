@@ -9,9 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mixerloop import catalog
 from mixerloop import config as configs
 from mixerloop.config import BUDGETS, ModelConfig, RunConfig
 from mixerloop.files import is_there, write_sealed
+from mixerloop.interop.parents import open_parent
 from mixerloop.kinds import MOST_LAYERS
 from mixerloop.measures import MEASURES
 from mixerloop.model.accounting import account_model, training_flops_per_token
@@ -19,7 +21,8 @@ from mixerloop.model.initialization import meta_model
 from mixerloop.notation import notation
 from mixerloop.ops.precision import choose_compute_dtype
 from mixerloop.results import encode, result_provenance
-from mixerloop.studies.study import ArmSettings, PartSettings, StudyFile, preparation_of
+from mixerloop.schedule import BLOCK
+from mixerloop.studies.study import PARENT, ArmSettings, PartSettings, StudyFile, preparation_of
 from mixerloop.studies.variants import (
     TUNING_MEASURE,
     Variant,
@@ -34,10 +37,12 @@ from mixerloop.study_folder import (
     Match,
     PlannedArm,
     PlannedCell,
+    PlannedParent,
     PlannedPart,
     StudyPlan,
     read_plan,
 )
+from mixerloop.training.parent import Parent, fresh_names
 
 FLOPS_AGREE = 0.05
 """The largest relative error in compute per token that `layers_for_flops_of` accepts."""
@@ -67,6 +72,8 @@ class Cell:
     """Operations of a forward and a backward pass."""
     cpus: int
     gpus: int
+    parent: Parent | None = None
+    """The model whose weights this one starts from; None for fresh weights."""
     waits_for_tuning: bool = False
     """Whether the tuned key has no value yet: the runs that tune it come first."""
 
@@ -93,6 +100,8 @@ class Plan:
     file: StudyFile
     folder: Path
     cells: tuple[Cell, ...]
+    parent: Path | None = None
+    """The run that stands for {parent} in the study file."""
 
     @property
     def variants(self) -> list[Variant]:
@@ -126,6 +135,7 @@ class Plan:
             changes: list[tuple[str, object, object]] = [
                 ("data", before_part.data, part.data),
                 ("transport", encode(before_part.transport), encode(part.transport)),
+                ("from", _weights_text(before_part.parent), _weights_text(part.parent)),
             ]
             changes += [
                 (f"{measure} in", before_part.measured_in(measure), part.measured_in(measure))
@@ -183,6 +193,7 @@ class Plan:
             size=None if variant.size is None else variant.size.name,
             tokens=variant.tokens,
             is_tuning=variant.is_tuning,
+            parent=None if cells[0].parent is None else _planned_parent(cells[0].parent),
         )
 
     def _arms(self, variant: Variant) -> Iterator[PlannedArm]:
@@ -203,6 +214,9 @@ class Plan:
                 parameters=cell.parameters,
                 flops_per_token=cell.flops_per_token,
             )
+            if cell.parent is not None:
+                fresh = fresh_names(cell.config.model, cell.parent)
+                arm = dataclasses.replace(arm, fresh=fresh)
             if title in tunes:
                 sweep, value = tunes[title]
                 arm = dataclasses.replace(arm, tunes=sweep.arm.title, tuned={sweep.key: value})
@@ -235,22 +249,42 @@ def planned_arm(
 def _layer_parameters(config: ModelConfig) -> Iterator[dict[str, int]]:
     """For each layer the parameters of its mixer and of its ffn, norms included."""
     for layer in meta_model(config, form="torch").layers:
-        modules = {"mixer": (layer.mixer_norm, layer.mixer), "ffn": (layer.ffn_norm, layer.ffn)}
         yield {
-            sublayer: sum(p.numel() for module in of for p in module.parameters())
-            for sublayer, of in modules.items()
+            sublayer: sum(
+                parameter.numel()
+                for name, parameter in layer.named_parameters()
+                if name.startswith(sublayer)
+            )
+            for sublayer in BLOCK
         }
 
 
-def make_plan(file: StudyFile, folder: Path) -> Plan:
+def _planned_parent(parent: Parent) -> PlannedParent:
+    return PlannedParent(
+        folder=str(parent.folder),
+        sha256=parent.sha256,
+        schedule=notation(parent.model.occurrences()),
+        step=parent.step,
+    )
+
+
+def _weights_text(parent: PlannedParent | None) -> str:
+    return "fresh weights" if parent is None else f"the weights {parent.sha256[:10]}"
+
+
+def make_plan(file: StudyFile, folder: Path, *, parent: Path | None = None) -> Plan:
     """Turn a study file into cells; rejects every mistake that shows before training.
 
-    The tuned keys have the values that the runs in `folder` have chosen by now.
+    The tuned keys have the values that the runs in `folder` have chosen by now. `parent` is the run
+    that stands for {parent} in the file.
     """
+    if parent is not None and all(part.parent != PARENT for part in file.study.parts):
+        raise ValueError(f'{file.path}: no part has from = "{PARENT}", so parent has no meaning')
     cells: list[Cell] = []
     for index, part in enumerate(file.study.parts):
+        opened = _opened_parent(file, index, parent)
         for variant in variants_of(part):
-            for title, seed, config, waits in _models(file, index, variant, folder):
+            for title, seed, config, waits in _models(file, index, variant, folder, opened):
                 _, train = config.for_training()
                 seeded = dataclasses.replace(train, seed=seed)
                 cells.append(
@@ -266,6 +300,7 @@ def make_plan(file: StudyFile, folder: Path) -> Plan:
                         flops_per_token=_flops(config, part),
                         cpus=part.cpus,
                         gpus=part.gpus,
+                        parent=opened,
                         waits_for_tuning=waits,
                     )
                 )
@@ -273,11 +308,25 @@ def make_plan(file: StudyFile, folder: Path) -> Plan:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{file.path}: two cells are called '{name}'; rename a part or a size")
-    return Plan(file=file, folder=folder, cells=tuple(cells))
+    return Plan(file=file, folder=folder, cells=tuple(cells), parent=parent)
+
+
+def _opened_parent(file: StudyFile, index: int, given: Path | None) -> Parent | None:
+    """The parent of a part; `given` stands for {parent}."""
+    named, place = file.study.parts[index].parent, f"parts[{index}].from"
+    if named is None:
+        return None
+    path = given if named == PARENT else file.path.parent / named
+    if path is None:
+        raise file.refused(place, "these models start from a run of yours: --parent RUN")
+    try:
+        return open_parent(path.resolve())
+    except ValueError as error:
+        raise file.refused(place, error) from None
 
 
 def _models(
-    file: StudyFile, index: int, variant: Variant, folder: Path
+    file: StudyFile, index: int, variant: Variant, folder: Path, parent: Parent | None
 ) -> Iterator[tuple[str, int, RunConfig, bool]]:
     """Title, seed and config of each run, and whether the config waits for tuning."""
     part, here = variant.part, f"parts[{index}]"
@@ -286,7 +335,7 @@ def _models(
         values = {value for sweep in sweeps for value in sweep.values}
         with_value = {
             value: _configs(
-                file, here, variant, folder, {s.arm.title: {s.key: value} for s in sweeps}
+                file, here, variant, folder, {s.arm.title: {s.key: value} for s in sweeps}, parent
             )
             for value in values
         }
@@ -296,7 +345,7 @@ def _models(
                 yield sweep.title(value), part.tune_seed, config, False
         return
     tuned = _tuned(variant, folder)
-    by_arm = _configs(file, here, variant, folder, tuned)
+    by_arm = _configs(file, here, variant, folder, tuned, parent)
     seeds = {arm.title: arm.seeds or part.seeds for arm in variant.arms}
     for turn in range(max(map(len, seeds.values()))):  # the first seed of every model comes first
         for title, config in by_arm.items():
@@ -320,17 +369,21 @@ def _configs(
     variant: Variant,
     folder: Path,
     tuned: Mapping[str, Mapping[str, float]],
+    parent: Parent | None,
 ) -> dict[str, RunConfig]:
     """The config of every model of a variant, in the order of the study file."""
     part = variant.part
-    path = file.path.parent / part.config
+    try:
+        path = catalog.config_file(part.config, beside=file.path.parent)
+    except ValueError as error:
+        raise file.refused(f"{here}.config", error) from None
     if not path.is_file():
         raise file.refused(f"{here}.config", f"{part.config}: there is no such config")
     found: dict[str, RunConfig] = {}
     for arm in sorted(variant.arms, key=lambda arm: arm.layers_for_flops_of is not None):
         overrides = _overrides(variant, arm, folder, tuned.get(arm.title, {}))
         try:
-            config = configs.load(path, overrides)
+            config = configs.load(path, overrides, base=None if parent is None else parent.model)
             config.for_training()
         except ValueError as error:
             raise file.refused(_place(here, part, error), error) from None
@@ -339,9 +392,21 @@ def _configs(
                 reason = f"'{arm.layers_for_flops_of}' has no size {variant.name}"
                 raise file.refused(f"{here}.arms", reason)
             config = _deepened(file, here, part, arm, config, found[arm.layers_for_flops_of])
+        if parent is not None:
+            _check_parent(file, here, arm, config, parent)
         found[arm.title] = config
     _check_match(file, here, part, found[variant.arms[0].title])
     return {arm.title: _in_one_dtype(found[arm.title], variant, folder) for arm in variant.arms}
+
+
+def _check_parent(
+    file: StudyFile, here: str, arm: ArmSettings, config: RunConfig, parent: Parent
+) -> None:
+    """Reject a model that cannot take all weights of its parent."""
+    try:
+        fresh_names(config.model, parent)
+    except ValueError as error:
+        raise file.refused(f"{here}.from", f"'{arm.title}': {error}") from None
 
 
 def _overrides(

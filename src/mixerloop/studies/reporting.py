@@ -30,6 +30,7 @@ from mixerloop.study_folder import (
     PlannedPart,
     StudyPlan,
     TransportSettings,
+    folder_named,
 )
 
 RUNS = "runs"
@@ -57,11 +58,11 @@ def make_report(
 ) -> WrittenReport:
     """Write one self-contained page, Markdown beside it and a folder of figures.
 
-    `paths` are folders of studies, or runs with results. `out` is the page; its default for a
-    single study is report.html in the study's folder. `overwrite` also replaces files that this
-    program did not write. If figures cannot be drawn, the rest is written, with a warning.
+    `paths` are folders or names of studies, or runs with results. `out` is the page; its default
+    for a single study is report.html in the study's folder. `overwrite` also replaces files that
+    this program did not write. If figures cannot be drawn, the rest is written, with a warning.
     """
-    folders = [Path(path) for path in paths]
+    folders = [folder_named(path) for path in paths]
     if not folders:
         raise ValueError("name a study's folder, or runs")
     studies = [path for path in folders if is_there(path / PLAN)]

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from mixerloop import machine, runs
+from mixerloop import catalog, machine
 from mixerloop.files import check_can_hold
 from mixerloop.parsing import one_line, one_of
 from mixerloop.program import is_stopping
@@ -33,7 +33,7 @@ from mixerloop.studies.side_by_side import (
     threads_of_each,
 )
 from mixerloop.studies.study import CORPUS, HELD_OUT, TOKENIZER, read_study
-from mixerloop.study_folder import REPORT
+from mixerloop.study_folder import REPORT, default_folder
 
 Engine = Literal["here", "ray"]
 SHOWN_SECONDS = 1  # between the lines of progress of cells that run side by side
@@ -112,14 +112,21 @@ def plan_study(
     out: Path | str | None = None,
     cells: Sequence[int] | None = None,
     jobs: int | None = None,
+    parent: Path | str | None = None,
 ) -> PlannedStudy:
     """Check a study file and read the state of its cells; nothing is written.
 
-    `out` is the study's folder, by default runs/NAME for NAME.toml. `cells` picks cells by their
-    numbers. A few training steps of each model are timed to estimate how long the study takes.
+    `file` may also be the name of a study of the catalog. `out` is the study's folder, by default
+    runs/NAME for NAME.toml. `cells` picks cells by their numbers. `parent` is the run of a study
+    that asks for one. A few training steps of each model are timed to estimate how long the study
+    takes.
     """
-    study = read_study(Path(file))
-    plan = make_plan(study, runs.RUNS / study.path.stem if out is None else Path(out))
+    study = read_study(catalog.study_file(file))
+    plan = make_plan(
+        study,
+        default_folder(study.path) if out is None else Path(out),
+        parent=None if parent is None else Path(parent),
+    )
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     chosen = _chosen(plan, cells)
@@ -144,6 +151,7 @@ def run_study(
     out: Path | str | None = None,
     cells: Sequence[int] | None = None,
     jobs: int | None = None,
+    parent: Path | str | None = None,
     engine: Engine = "here",
     corpus: Sequence[Path | str] = (),
     held_out: Sequence[Path | str] = (),
@@ -152,12 +160,12 @@ def run_study(
 ) -> StudyOutcome:
     """Run the unfinished cells of a study, compare its models and write its report.
 
-    The first four arguments are those of `plan_study`. `corpus`, `held_out` and `tokenizer` are the
+    The first five arguments are those of `plan_study`. `corpus`, `held_out` and `tokenizer` are the
     files of a study that asks for text. Cells are run `jobs` at a time, each in its own process, or
     on a Ray cluster; the numbers do not depend on this choice. Progress goes to stderr. `overwrite`
     lets the report replace files that this program did not write.
     """
-    planned = plan_study(file, out=out, cells=cells, jobs=jobs)
+    planned = plan_study(file, out=out, cells=cells, jobs=jobs, parent=parent)
     return run_planned(
         planned,
         engine=engine,
@@ -192,7 +200,7 @@ def run_planned(
     _start(plan, user_files)
     failed = _run_cells(planned, [entry for entry in planned.cells if _tunes(entry)], engine)
     if any(_tunes(entry) for entry in planned.cells):
-        plan = make_plan(plan.file, plan.folder)  # with the values that were chosen
+        plan = make_plan(plan.file, plan.folder, parent=plan.parent)  # with the chosen values
         check_cells(plan, [cell for cell in plan.cells if not cell.waits_for_tuning])
         plan.write()
         planned = _with_plan(planned, plan)

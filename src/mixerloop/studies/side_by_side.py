@@ -127,6 +127,7 @@ def _start(
         study,
         folder,
         cell.number,
+        parent=None if plan.parent is None else str(plan.parent.resolve()),
         threads=threads,
         stderr=subprocess.PIPE,
         environment=environment,

@@ -25,6 +25,8 @@ from mixerloop.study_folder import (
 
 CORPUS, HELD_OUT, TOKENIZER = "{corpus}", "{held_out}", "{tokenizer}"
 """In `prepare`: the files a user names with --corpus, --held-out and --tokenizer."""
+PARENT = "{parent}"
+"""In `from`: the run a user names with --parent."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 ARM_NAME = re.compile(r"[A-Za-z0-9(][^/\\\x00-\x1f<>]*")
 RESERVED = (DATA, CELLS, FIGURES)
@@ -74,11 +76,15 @@ class PartSettings:
 
     name: str
     config: str
-    """The run config that all models start from; a path relative to the study file."""
+    """The run config that all models start from: a name of the catalog, or a path relative to the
+    study file."""
     prepare: tuple[str, ...]
     """The arguments of `mixerloop data prepare` that make the data."""
     arms: tuple[ArmSettings, ...]
     seeds: tuple[int, ...]
+    parent: str | None = dataclasses.field(default=None, metadata={"key": "from"})
+    """The run whose weights all models start from: {parent}, or a path relative to the study file;
+    by default they start from fresh weights."""
     match: Match = "parameters+tokens"
     sizes: tuple[SizeSettings, ...] = ()
     """Every model is trained in each size; by default the config's size is the only one."""
@@ -211,7 +217,7 @@ def _check(file: StudyFile) -> None:
         _check_overrides(file, here, part)
 
 
-SET_BY_STUDY = (("model", "schedule"), ("data", "path"), ("train", "seed"))
+SET_BY_STUDY = (("model", "schedule"), ("data", "path"), ("data", "prepare"), ("train", "seed"))
 
 
 def _check_overrides(file: StudyFile, here: str, part: PartSettings) -> None:

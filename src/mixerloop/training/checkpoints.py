@@ -3,6 +3,7 @@
     step-N/model.safetensors    all weights, for any number of ranks
     step-N/optimizer/           AdamW's two moments of each weight that has had a gradient, by name
     step-N/position.json        step, seconds, budget
+    step-N/parent.json          the parent of a run that began with a parent's weights
     step-N/metrics.jsonl        the history of the run until this step; timing.jsonl too
 
 The order of data and all random numbers are functions of seed and step, so a checkpoint stores only
@@ -11,7 +12,7 @@ distributed checkpoint in safetensors. Any number of ranks can read the parts.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from mixerloop.files import new_folder, remove_folder, seal_folder, write_file
 from mixerloop.history import copy_history
 from mixerloop.model.checkpoint import WEIGHTS, save_tensors
 from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.parent_record import ParentRecord, read_parent, write_parent
 from mixerloop.training.parallel import Ranks, whole
 from mixerloop.training.position import Position, read_position, write_position
 
@@ -49,11 +51,13 @@ def save(
     position: Position,
     *,
     config: RunConfig,
-    tokenizer: bytes | None,
+    files: Mapping[str, bytes],
+    parent: ParentRecord | None,
     ranks: Ranks,
 ) -> Path:
     """Write a checkpoint; every rank calls this.
 
+    `files` go beside the weights, by name: those of the tokenizer and of an import.
     The first rank gives the folder its final name when all files are complete.
     """
     weights = {name: whole(tensor.detach()) for name, tensor in model.state_dict().items()}
@@ -72,8 +76,10 @@ def save(
         save_tensors(new / WEIGHTS, weights)
         write_file(new / runs.CONFIG, configs.dump(config))
         write_position(new, position)
-        if tokenizer is not None:
-            write_file(new / runs.TOKENIZER, tokenizer)
+        for name, content in files.items():
+            write_file(new / name, content)
+        if parent is not None:
+            write_parent(new, parent)
         copy_history(run, new)
         seal_folder(new)
     ranks.wait()
@@ -134,11 +140,16 @@ def optimizer_tensors(model: LoopedLM, optimizer: Optimizer, step: int) -> dict[
 
 
 def prune(run: Path, *, keep_last: int, keep_every: int | None) -> None:
-    """Remove all checkpoints but the newest `keep_last` and those at multiples of `keep_every`."""
+    """Remove all checkpoints but the newest `keep_last` and those at multiples of `keep_every`.
+
+    The first checkpoint of a run with a parent stays: no seed can draw its weights again.
+    """
     steps = sorted(runs.checkpoints(run))
     for step in steps[:-keep_last]:
-        if keep_every is None or step % keep_every:
-            remove_folder(runs.checkpoint_folder(run, step))
+        folder = runs.checkpoint_folder(run, step)
+        is_initial = step == 0 and read_parent(folder) is not None
+        if not is_initial and (keep_every is None or step % keep_every):
+            remove_folder(folder)
 
 
 def _in_parts(moments: dict[str, Tensor]) -> bool:

@@ -15,13 +15,22 @@ def show_training(trainer: Trainer) -> "TrainingLine":
         warmup = trainer.budget.warmup_steps(train.warmup_steps, steps)
         length = f" of {steps:,}, the first {warmup:,.0f} a warm-up"
     line.say(
-        f"{trainer.run}: {trainer.num_parameters:,} parameters, {trainer.model.form} "
+        f"{trainer.run}: {_parameters(trainer)}, {trainer.model.form} "
         f"rule in {train.compute_dtype}, {trainer.tokens_per_step:,} tokens a step, from step "
         f"{trainer.step:,}{length}"
     )
+    if trainer.parent is not None and trainer.step == 0:
+        line.say(f"{trainer.run}: starts from {trainer.parent}")
     for name in trainer.restored:
         line.say(f"{trainer.run / name}: {RESTORED} {trainer.newest}")
     return line
+
+
+def _parameters(trainer: Trainer) -> str:
+    number, trained = trainer.num_parameters, trainer.num_trained
+    if not trainer.train_config.freeze:
+        return f"{number:,} parameters"
+    return f"{number:,} parameters ({trained:,} trained, {number - trained:,} frozen)"
 
 
 class TrainingLine:

@@ -6,9 +6,9 @@ from typing import Any
 
 from mixerloop import config
 from mixerloop.config import Form, InitRule, check_seed
-from mixerloop.data.tokenizer import Tokenizer
+from mixerloop.data.tokenizer_files import open_tokenizer
 from mixerloop.files import check_is_new
-from mixerloop.model.checkpoint import save_run
+from mixerloop.model.checkpoint import NO_TOKENIZER, save_run
 from mixerloop.model.initialization import fresh_model
 from mixerloop.notation import notation
 from mixerloop.parsing import one_of
@@ -46,25 +46,25 @@ def init_run(
     tokenizer: Path | str | None = None,
     seed: int = 1337,
 ) -> FreshRun:
-    """Draw fresh weights for a preset or a config file, and save them as a run."""
+    """Draw fresh weights for a preset or a config, and save them as a run."""
     out = Path(out)
     run_config = config.preset_or_file(size)
     if schedule is not None:
         run_config = replace(run_config, model=replace(run_config.model, schedule=schedule))
     rule = one_of(InitRule, init, "init rule")
     check_seed(seed)
-    pieces = None if tokenizer is None else Path(tokenizer)
-    if pieces is not None:
-        num_pieces, vocab_size = Tokenizer(pieces).vocab_size, run_config.model.vocab_size
-        if num_pieces > vocab_size:
-            raise ValueError(
-                f"{pieces}: {num_pieces:,} tokens do not fit the vocabulary of {vocab_size:,} of "
-                f"{size}"
-            )
+    opened = None if tokenizer is None else open_tokenizer(tokenizer)
+    vocab_size = run_config.model.vocab_size
+    if opened is not None and opened.vocab_size > vocab_size:
+        raise ValueError(
+            f"{tokenizer}: {opened.vocab_size:,} tokens do not fit the vocabulary of "
+            f"{vocab_size:,} of {size}"
+        )
     check_is_new(out)
     model = fresh_model(run_config.model, seed=seed, rule=rule)
     facts = {"seed": seed, "init": rule, "forms": model.forms()}
-    save_run(out, model, run_config, tokenizer=pieces, facts=facts)
+    files = NO_TOKENIZER if opened is None else opened.files
+    save_run(out, model, run_config, tokenizer=files, facts=facts)
     return FreshRun(
         run=out,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -72,5 +72,5 @@ def init_run(
         seed=seed,
         init=rule,
         form=model.form,
-        has_tokenizer=pieces is not None,
+        has_tokenizer=opened is not None,
     )

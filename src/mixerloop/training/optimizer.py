@@ -35,15 +35,3 @@ def make_optimizer(model: LoopedLM, *, peak_lr: float, weight_decay: float) -> A
         eps=EPS,
         fused=True,
     )
-
-
-def hold_what_never_runs(model: LoopedLM) -> None:
-    """Freeze the weights of sublayers and pass rules that the schedule never runs."""
-    scheduled = {(occurrence.layer, occurrence.sublayer) for occurrence in model.schedule}
-    for index, layer in enumerate(model.layers):
-        for name, parameter in layer.named_parameters():
-            sublayer = "mixer" if name.startswith("mixer") else "ffn"
-            parameter.requires_grad_((index, sublayer) in scheduled)
-    for rule in model.pass_rules:
-        is_used = any(rule.passes.closes(occurrence) for occurrence in model.schedule)
-        rule.requires_grad_(is_used)

@@ -12,17 +12,23 @@ from mixerloop import runs
 from mixerloop.config import RunConfig, TrainConfig, check_same_run
 from mixerloop.data.batches import Batches
 from mixerloop.data.data_check import DataCheck
-from mixerloop.data.prepared import open_prepared
+from mixerloop.data.preparation import prepare_missing
+from mixerloop.data.prepared import Prepared, open_prepared
 from mixerloop.files import check_space, new_folder, write_file, write_sealed
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import fresh_model
+from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.ops.precision import choose_compute_dtype
+from mixerloop.parent_record import ParentRecord
+from mixerloop.progress_line import preparing_progress, says_how_to_resume, to_stderr
 from mixerloop.provenance import collect_provenance
 from mixerloop.training import checkpoints
 from mixerloop.training.budget import budget_of
+from mixerloop.training.freezing import choose_trained
 from mixerloop.training.memory import check_batch_fits
 from mixerloop.training.parallel import Ranks
+from mixerloop.training.parent import Parent, check_tokenizer, inherited_files, take_weights
 from mixerloop.training.position import Position
 from mixerloop.training.trainer import BYTES_PER_PARAMETER, open_data
 
@@ -43,8 +49,18 @@ def settled(config: RunConfig, *, ranks: Ranks) -> RunConfig:
     return ranks.from_first(configs.with_fitting_warmup(config))
 
 
-def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
-    """Create a run with fresh weights at step 0; only the first rank writes."""
+def begin(
+    run: Path,
+    config: RunConfig,
+    *,
+    ranks: Ranks,
+    parent: Parent | None = None,
+    quiet: bool = True,
+) -> RunConfig:
+    """Create a run at step 0, with fresh weights or a parent's; only the first rank writes.
+
+    The data is prepared first if it is missing and the config says how; `quiet` prints nothing.
+    """
     config = settled(config, ranks=ranks)
     if not ranks.is_first:
         return config
@@ -54,6 +70,7 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
             f"{run} already exists; go on with mixerloop train --resume {run}, or choose another "
             "folder"
         )
+    _prepare_data(config, quiet=quiet)
     prepared, windows, _ = open_data(config)
     Batches(
         windows=windows,
@@ -63,7 +80,8 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
     )
     check_batch_fits(config, windows, ranks=ranks)
     _check_wandb(train)
-    model = fresh_model(config.model, seed=train.seed, rule=train.init, form=train.form)
+    model, record = _model_at_start(config, parent, prepared)
+    choose_trained(model, freeze=train.freeze)
     flops_per_token = training_flops_per_token(model, context=windows.context)
     budget = budget_of(
         train,
@@ -86,6 +104,7 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
             "data": prepared.fingerprint,
             "num_parameters": num_parameters,
             "flops_per_token": flops_per_token,
+            **({} if record is None else {"parent": dataclasses.asdict(record)}),
             "sessions": [],
         }
         write_sealed(folder / runs.PROVENANCE, collect_provenance(**facts))
@@ -97,17 +116,46 @@ def begin(run: Path, config: RunConfig, *, ranks: Ranks) -> RunConfig:
                 step=0, seconds=0.0, total_steps=budget.steps, seed=train.seed, finished=False
             ),
             config=config,
-            tokenizer=prepared.tokenizer_model(),
+            files={**prepared.tokenizer_files(), **inherited_files(config.model, parent)},
+            parent=record,
             ranks=Ranks(),
         )
     return config
 
 
-def resumed_config(run: Path, *, config_file: Path | None, overrides: configs.Tables) -> RunConfig:
+def _prepare_data(config: RunConfig, *, quiet: bool) -> None:
+    data, _ = config.for_training()
+    if data.prepare is None:
+        return
+    progress = None if quiet else preparing_progress()
+    try:
+        with says_how_to_resume():
+            prepared = prepare_missing(Path(data.path), data.prepare, progress=progress)
+    except ValueError as error:
+        raise ValueError(f"data.prepare: {error}") from None
+    if prepared is not None and not quiet:
+        to_stderr("\n".join([*prepared.lines, ""]))
+
+
+def _model_at_start(
+    config: RunConfig, parent: Parent | None, data: Prepared
+) -> tuple[LoopedLM, ParentRecord | None]:
+    """The model before its first step, and the record of the parent that it took weights from."""
+    _, train = config.for_training()
+    if parent is not None:
+        check_tokenizer(parent, data)
+    model = fresh_model(config.model, seed=train.seed, rule=train.init, form=train.form)
+    return model, None if parent is None else take_weights(model, parent)
+
+
+def resumed_config(
+    run: Path, *, config_file: Path | str | None, overrides: configs.Tables
+) -> RunConfig:
     """The config of a resumed run; rejects a change of what the run computes."""
-    trained_on = provenance_of(run)["data"]
+    provenance = provenance_of(run)
     old = configs.load(run / runs.CONFIG)
-    new = configs.load(run / runs.CONFIG if config_file is None else config_file, overrides)
+    base = old.model if "parent" in provenance else None
+    new = configs.load(config_file or run / runs.CONFIG, overrides, base=base)
     _, train = new.for_training()
     _, before = old.for_training()
     for key in ("form", "compute_dtype"):
@@ -117,7 +165,7 @@ def resumed_config(run: Path, *, config_file: Path | None, overrides: configs.Ta
     check_same_run(old, new, where=str(run))
     _check_wandb(train)
     data, _ = new.for_training()
-    if open_prepared(data.path).fingerprint != trained_on:
+    if open_prepared(data.path).fingerprint != provenance["data"]:
         raise ValueError(
             f"{data.path}: not the data this run was trained on, its manifest is another"
         )

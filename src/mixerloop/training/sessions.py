@@ -18,6 +18,7 @@ from mixerloop.training.metrics import (
     WeightsAndBiases,
 )
 from mixerloop.training.parallel import Ranks, joined
+from mixerloop.training.parent import Parent
 from mixerloop.training.run_setup import (
     begin,
     note_data,
@@ -48,23 +49,29 @@ def train(
     config: RunConfig,
     run: Path | str,
     *,
+    parent: Parent | None = None,
     until: int | None = None,
     display: Display | None = None,
 ) -> Trained:
-    """Create a run in a new folder and train it, to the end of its budget or to step `until`."""
+    """Create a run in a new folder and train it, to the end of its budget or to step `until`.
+
+    The run starts from the weights of `parent`, as far as the parent has them, and from fresh
+    weights otherwise. If the data is missing and `data.prepare` says how it is made, it is prepared
+    first.
+    """
     _check_until(until)
     run = Path(run)
     _, settings = config.for_training()
     machine.keep_freed_memory()
     with joined(settings.device) as ranks:
-        config = begin(run, config, ranks=ranks)
+        config = begin(run, config, ranks=ranks, parent=parent, quiet=display is None)
         return _session(run, config, ranks, until, display, is_new=True)
 
 
 def resume(
     run: Path | str,
     *,
-    config_file: Path | None = None,
+    config_file: Path | str | None = None,
     overrides: Tables | None = None,
     until: int | None = None,
     display: Display | None = None,

@@ -10,6 +10,7 @@ from mixerloop import config as configs
 from mixerloop import runs
 from mixerloop.files import is_locked, is_there
 from mixerloop.history import last_record, read_history
+from mixerloop.parent_record import read_parent
 from mixerloop.training.position import POSITION, read_position
 
 State = Literal["running", "finished", "stopped", "fresh", "damaged"]
@@ -32,6 +33,8 @@ class Status:
     tokens_per_second: float | None = None
     seconds: float | None = None
     """Time spent training until the newest checkpoint."""
+    parent: str | None = None
+    """The folder whose weights the run started from; None for fresh weights."""
     problem: str | None = None
 
 
@@ -83,6 +86,7 @@ def _status(run: Path) -> Status:
     if not is_there(folder / POSITION):
         return Status(run=str(run), state="fresh", schedule=schedule, checkpoint_step=0)
     position = read_position(folder)
+    parent = read_parent(folder)
     metrics, timing = (read_history(run, name) for name in (runs.METRICS, runs.TIMING))
     last = last_record(metrics)
     is_finished = position.finished and (position.data_checked or _data_is_noted(run))
@@ -98,4 +102,5 @@ def _status(run: Path) -> Status:
         held_out_nll=last_record(metrics, having="held_out_nll").get("held_out_nll"),
         tokens_per_second=last_record(timing).get("tokens_per_second"),
         seconds=position.seconds,
+        parent=None if parent is None else parent.folder,
     )

@@ -28,16 +28,18 @@ from mixerloop.files import check_space
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.checkpoint import load_model
 from mixerloop.ops.gated_delta_rule import choose_form
+from mixerloop.parent_record import read_parent
 from mixerloop.training import checkpoints
 from mixerloop.training.budget import Budget, budget_of
 from mixerloop.training.core_share import CoreShare
+from mixerloop.training.freezing import choose_trained, num_trained
 from mixerloop.training.gemm_rate import gemm_rate
 from mixerloop.training.gradients import Computation, StepStopped, accumulate, clip
 from mixerloop.training.loss import SummedLoss
 from mixerloop.training.lr_curve import learning_rate
 from mixerloop.training.memory import check_batch_fits
 from mixerloop.training.metrics import Metrics, Timing, Watcher
-from mixerloop.training.optimizer import hold_what_never_runs, make_optimizer
+from mixerloop.training.optimizer import make_optimizer
 from mixerloop.training.parallel import ParallelLoss, Ranks, local_parts
 from mixerloop.training.position import Position
 from mixerloop.training.signals import Signals, signals
@@ -74,17 +76,19 @@ class Trainer:
             num_ranks=ranks.num_ranks,
         )
         check_batch_fits(config, self.windows, ranks=ranks)
-        self.tokenizer = self.prepared.tokenizer_model()
-        """The bytes of the tokenizer, read now: the data folder may be gone when they are saved."""
+        self.tokenizer = self.prepared.tokenizer_files()
+        """Read now: the data folder may be gone when the tokenizer is saved."""
 
         choose_form(train.form, ranks.device.type)  # rejects a form this device cannot run
         folder = runs.find_checkpoint(run)
         self.model, saved = load_model(folder, form=train.form)
         check_same_run(saved, config, where=str(folder))
+        self.parent = read_parent(folder)
         self.num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.flops_per_token = training_flops_per_token(self.model, context=self.windows.context)
         self.budget = self._budget()
-        hold_what_never_runs(self.model)
+        choose_trained(self.model, freeze=train.freeze)
+        self.num_trained = num_trained(self.model)
         if train.compile:
             for layer in self.model.layers:
                 layer.compile()
@@ -307,7 +311,8 @@ class Trainer:
                     data_checked=self._data_is_checked(),
                 ),
                 config=self.config,
-                tokenizer=self.tokenizer,
+                files=self.tokenizer,
+                parent=self.parent,
                 ranks=self.ranks,
             )
             if self.ranks.is_first:

@@ -12,6 +12,7 @@ from mixerloop.config import (
     Device,
     FormChoice,
     InitRule,
+    TrainConfig,
     check_fits,
     check_seed,
     preset,
@@ -21,11 +22,13 @@ from mixerloop.data.windows import Draw, DrawnWindows
 from mixerloop.files import check_can_hold
 from mixerloop.kinds import check_size
 from mixerloop.measures import measure_of
+from mixerloop.model.checkpoint import load_model
 from mixerloop.model.device import find_device
 from mixerloop.model.initialization import fresh_model
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.notation import notation
 from mixerloop.ops.gated_delta_rule import choose_form
+from mixerloop.parent_record import initial_checkpoint, read_parent
 from mixerloop.result_files import check_can_write, write_result
 from mixerloop.results import result_provenance
 from mixerloop.schedule import Schedule
@@ -77,8 +80,8 @@ def measure_transport(
 ) -> TransportResult:
     """Restore the context of one pass after another, and save the result.
 
-    `control` also measures the initial weights of the run, which its random seed determines. `data`
-    defaults to the folder the subject was trained on.
+    `control` also measures the initial weights of the run: those that its random seed draws, or
+    those that it took from a parent. `data` defaults to the folder the subject was trained on.
     """
     looking = Looking() if looking is None else looking
     subject.check_can_save(TransportResult)
@@ -92,8 +95,12 @@ def measure_transport(
     windows = prepared.draw(draw, context=looking.context)
     check_fits(prepared.folder, prepared.vocab_size, subject.config.model.vocab_size)
     train = subject.config.train
+    if control and subject.damping is not None:
+        raise ValueError("control: the model before training is not damped; leave damping out")
     if control and train is None:
         raise ValueError(f"{subject.folder}: was not trained, so it is its own control")
+    if control and read_parent(subject.folder) is not None:
+        initial_checkpoint(subject.folder)  # raises if it is gone, before any work
 
     def figures_of(model: LoopedLM, looking: Looking, name: str) -> TransportFigures:
         return transport_figures(
@@ -109,14 +116,8 @@ def measure_transport(
     figures = figures_of(subject.model, looking, "trained")
     control_figures = None
     if control and train is not None:
-        fresh = fresh_model(
-            subject.config.model,
-            seed=train.seed,
-            rule=train.init,
-            form=subject.model.form,
-        ).to(subject.device)
         without_removal = dataclasses.replace(looking, removal=False)
-        control_figures = figures_of(fresh, without_removal, "control")
+        control_figures = figures_of(_initial_model(subject, train), without_removal, "control")
     result = TransportResult(
         **subject.heading(),
         **vars(figures),
@@ -127,6 +128,16 @@ def measure_transport(
     )
     subject.save(result)
     return result
+
+
+def _initial_model(subject: Subject, train: TrainConfig) -> LoopedLM:
+    """The model of a subject's run before the first step."""
+    form = subject.model.form
+    if read_parent(subject.folder) is not None:
+        model, _ = load_model(initial_checkpoint(subject.folder), form=form)
+    else:
+        model = fresh_model(subject.config.model, seed=train.seed, rule=train.init, form=form)
+    return model.to(subject.device)
 
 
 def measure_fresh_transport(

@@ -47,7 +47,9 @@ def noise_floor(
     """Compare increments in the compute type with increments in the next wider type."""
     schedule = model.schedule if schedule is None else schedule
     narrow_is_float32 = compute_dtype == "float32"
-    wide_model = copy.deepcopy(model).double() if narrow_is_float32 else model
+    wide_model = model
+    if narrow_is_float32 or model.is_narrow:
+        wide_model = copy.deepcopy(model).to(torch.float64 if narrow_is_float32 else torch.float32)
     most = max(len(mixer_passes(schedule, layer)) for layer in mixing_layers(schedule))
     device = model.embedding.weight.device
     _, batch = next(batches_of(windows, device, NOISE_WINDOWS))

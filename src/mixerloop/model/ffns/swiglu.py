@@ -16,8 +16,8 @@ class SwiGLU(FFNModule):
     def __init__(self, options: SwiGLUOptions, place: Place) -> None:
         super().__init__()
         self.form: Form = place.form
-        self.gate_up_proj = nn.Linear(place.d_model, 2 * options.d_ffn, bias=False)
-        self.down_proj = nn.Linear(options.d_ffn, place.d_model, bias=False)
+        self.gate_up_proj = nn.Linear(place.d_model, 2 * options.d_ffn, bias=options.bias)
+        self.down_proj = nn.Linear(options.d_ffn, place.d_model, bias=options.bias)
 
     def forward(self, x: Float[Tensor, "batch seq d_model"], state: State | None = None) -> Output:
         """Each token by itself."""

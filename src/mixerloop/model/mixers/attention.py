@@ -33,15 +33,17 @@ class Attention(MixerModule):
         self.num_heads, self.d_head = options.num_heads, options.d_head
         self.num_kv_heads, self.window = options.kv_heads, options.window
         d_inner, d_kv = self.num_heads * self.d_head, self.num_kv_heads * self.d_head
-        self.qkv_proj = nn.Linear(place.d_model, d_inner + 2 * d_kv, bias=False)
-        self.output_proj = nn.Linear(d_inner, place.d_model, bias=False)
+        self.qkv_proj = nn.Linear(place.d_model, d_inner + 2 * d_kv, bias=options.qkv_bias)
+        self.output_proj = nn.Linear(d_inner, place.d_model, bias=options.output_bias)
         self.gate_proj = (
             nn.Linear(place.d_model, d_inner, bias=False) if options.output_gate else None
         )
         self.query_norm = self.key_norm = self.rotary = None
-        if options.query_key_norm:
+        self.norms_all_heads = options.query_key_norm == "all_heads"
+        if options.query_key_norm != "none":
+            widths = (d_inner, d_kv) if self.norms_all_heads else (self.d_head, self.d_head)
             self.query_norm, self.key_norm = (
-                RMSNorm(self.d_head, place.norm_eps, form=place.form) for _ in range(2)
+                RMSNorm(width, place.norm_eps, form=place.form) for width in widths
             )
         if options.rotary != "none":
             self.rotary = Rotary(self.d_head, base=options.rotary_base, pairs=options.rotary)
@@ -53,7 +55,7 @@ class Attention(MixerModule):
         old = self.initial_state(batch, value.dtype, x.device) if state is None else state
         old_keys, old_values, num_tokens = old
         if self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
+            query, key = self._normed(query, self.query_norm), self._normed(key, self.key_norm)
         if self.rotary is not None:
             positions = positions_after(None if state is None else num_tokens, seq, x.device)
             query, key = self.rotary(query, key, positions)
@@ -104,6 +106,11 @@ class Attention(MixerModule):
             [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=2
         )
         return query, key, value
+
+    def _normed(self, heads: Tensor, norm: RMSNorm) -> Tensor:
+        if not self.norms_all_heads:
+            return norm(heads)
+        return norm(heads.flatten(2)).unflatten(-1, (-1, self.d_head))
 
     def _read(self, query: Tensor, key: Tensor, value: Tensor) -> Read:
         """What each token reads; `key` and `value` also hold the tokens before the first query."""

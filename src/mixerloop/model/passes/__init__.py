@@ -1,8 +1,8 @@
 """Pass rules: what happens where a pass of a loop begins and ends.
 
-A pass goes round a unit: a mixer, an ffn, a layer's mixer and ffn, or the layers that the schedule
-repeats. A pass rule may change the residual at both ends of a pass, keep a tensor in between, and
-add losses. It must treat every token alone.
+A pass goes round a unit: a mixer, an ffn, a layer's mixer and ffn, the layers that the schedule
+repeats, or the layers after those. A pass rule may change the residual at both ends of a pass, keep
+a tensor in between, and add losses. It must treat every token alone.
 """
 
 from abc import ABC, abstractmethod
@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mixerloop.kinds import Kind, register
+from mixerloop.model.norm import RMSNorm
 from mixerloop.model.sublayer import Losses, SublayerModule
 from mixerloop.schedule import (
     BLOCK,
@@ -22,6 +23,7 @@ from mixerloop.schedule import (
     Sublayer,
     Unit,
     looped_layers,
+    num_layers_of,
     num_passes_of,
 )
 
@@ -45,10 +47,17 @@ class Passes:
     @classmethod
     def round_unit(cls, unit: Unit, schedule: Schedule) -> "Passes":
         """The passes round a unit; a stack is the layers that the schedule repeats."""
-        first, last = BLOCK if unit in ("block", "stack") else (unit, unit)
-        layers = looped_layers(schedule)
-        only_first, only_last = (layers.start, layers.stop - 1) if unit == "stack" else (None, None)
-        return cls((first, only_first), (last, only_last), num_passes_of(schedule))
+        if unit in ("mixer", "ffn"):
+            return cls((unit, None), (unit, None), num_passes_of(schedule))
+        first: int | None = None
+        last: int | None = None
+        if unit != "block":
+            looped, num_layers = looped_layers(schedule), num_layers_of(schedule)
+            layers = looped if unit == "stack" else range(looped.stop, num_layers)
+            if not layers:
+                raise ValueError("there is no coda: no layer comes after those that repeat")
+            first, last = layers.start, layers.stop - 1
+        return cls((BLOCK[0], first), (BLOCK[1], last), num_passes_of(schedule))
 
     def opens(self, occurrence: Occurrence) -> bool:
         """Whether a pass begins with this occurrence."""
@@ -59,6 +68,10 @@ class Passes:
         """Whether a pass ends with this occurrence."""
         sublayer, layer = self.last
         return occurrence.sublayer == sublayer and layer in (None, occurrence.layer)
+
+    def number_in(self, schedule: Schedule) -> int:
+        """How many passes a schedule makes."""
+        return sum(self.opens(occurrence) for occurrence in schedule)
 
 
 @runtime_checkable
@@ -87,8 +100,21 @@ class PassHooks(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class PassPlace:
+    """Where a pass rule stands: all that its class is given besides its options and passes."""
+
+    final_norm: RMSNorm
+    """The norm of the readout, whose weights a rule may share."""
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual."""
+        return len(self.final_norm.weight)
+
+
 class PassRule(nn.Module, ABC):
-    """Something between passes. A class is made with the options of its kind, `Passes` and d_model.
+    """Something between passes. A class is made with its options, `Passes` and a `PassPlace`.
 
     It has the methods of `PassHooks`; unless overridden, nothing is kept and nothing happens before
     a pass. `draw` gives initial values, as in every sublayer.
@@ -110,6 +136,14 @@ class PassRule(nn.Module, ABC):
     def close(  # noqa: D102
         self, residual: Residual, kept: Residual | None, occurrence: Occurrence
     ) -> tuple[Residual, Losses | None]: ...
+
+    def acts(self, occurrence: Occurrence) -> bool:
+        """Whether the weights of this rule are used in the pass that this occurrence ends."""
+        return self.passes.closes(occurrence)
+
+    def pass_macs(self) -> int:
+        """Multiply-adds with weights around one pass, per token."""
+        return 0
 
     draw = SublayerModule.draw
 

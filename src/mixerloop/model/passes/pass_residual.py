@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mixerloop.draws import Draws
 from mixerloop.kinds import PassResidualOptions
-from mixerloop.model.passes import Passes, PassRule
+from mixerloop.model.passes import Passes, PassPlace, PassRule
 from mixerloop.model.sublayer import Losses
 from mixerloop.schedule import Occurrence
 
@@ -21,9 +21,9 @@ Residual = Float[Tensor, "batch seq d_model"]
 class PassResidual(PassRule):
     """One row of weights for each pass."""
 
-    def __init__(self, options: PassResidualOptions, passes: Passes, d_model: int) -> None:
+    def __init__(self, options: PassResidualOptions, passes: Passes, place: PassPlace) -> None:
         super().__init__(passes)
-        self.weight = nn.Parameter(torch.empty(passes.num_passes, d_model))
+        self.weight = nn.Parameter(torch.empty(passes.num_passes, place.d_model))
 
     def open(
         self, residual: Residual, kept: Residual | None, occurrence: Occurrence

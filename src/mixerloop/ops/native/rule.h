@@ -720,15 +720,15 @@ void backward_pairs(const Chunk<T>& c, BackwardSpace<T>& s, double* d_total, T* 
         transpose(lower, CHUNK, CHUNK, lower_lanes, CHUNK);
     }
     for (Index first = 0; first < CHUNK; first += count) {
-        Sums comes{}, goes{};
+        Sums sums{};
         Vector<T> through{};
         for (Index at = first; at < SIZE; at += CHUNK) {
-            comes += __builtin_convertvector(load(pairs_lanes + at), Sums);
-            goes += __builtin_convertvector(load(pairs + at), Sums);
+            sums += __builtin_convertvector(load(pairs_lanes + at), Sums);
             if (own) through += load(d_lower_lanes + at) * load(lower_lanes + at);
         }
-        comes -= goes;
-        std::memcpy(d_total + first, &comes, sizeof comes);
+        for (Index at = first; at < SIZE; at += CHUNK)
+            sums -= __builtin_convertvector(load(pairs + at), Sums);
+        std::memcpy(d_total + first, &sums, sizeof sums);
         store(d_strength + first, through);
     }
 }

@@ -1,0 +1,662 @@
+"""Pretrained folders: models of `transformers`, and oracles of Ouro, Huginn and Nanbeige."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+
+import needs
+from mixerloop import runs
+from mixerloop.data.corpora import prepare_hops
+from mixerloop.data.tasks.hops import HopsSettings
+from mixerloop.interop.conversion import export_run, import_run
+from mixerloop.interop.loading import load_any, open_subject
+from mixerloop.interop.parents import open_parent
+from mixerloop.model.decoding import advance, start
+from mixerloop.notation import resolve
+from mixerloop.ops.precision import compute_in
+from mixerloop.transport.measurement import Looking, measure_transport
+from training_sessions import go, twelve_steps
+
+TRANSFORMERS = needs.package("transformers").mark
+LOGITS, GRADIENTS = 1e-5, 1e-4  # float32, weights large enough that a bug shows
+EXACT = {"rtol": 0, "atol": 1e-10}
+"""For looped models in float64: three passes of loud weights amplify the rounding of float32."""
+VOCAB, D_MODEL, D_FFN, HEADS, KV_HEADS, LAYERS = 40, 24, 40, 4, 2, 3
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": D_MODEL,
+    "intermediate_size": D_FFN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "max_position_embeddings": 64,
+}
+THEIRS = {
+    "llama": {"rope_theta": 500.0, "tie_word_embeddings": True},
+    "llama, untied": {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-4},
+    "llama, wide heads": {"head_dim": 16},
+    "mistral": {"sliding_window": 5},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 8, "rope_theta": 1000.0},
+    "olmo2": {"pad_token_id": None, "eos_token_id": None},
+}
+Shapes = dict[str, tuple[int, ...]]
+TOKENS = torch.arange(26).reshape(2, 13) * 7 % VOCAB
+
+
+def loud(module, *, scale=1.5):
+    """Weights so large that a bug shows, and norms and biases that differ by channel."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim > 1:
+                parameter.copy_(noise * scale / parameter.shape[-1] ** 0.5)
+            else:
+                parameter.add_(noise * 0.3)
+    return module.eval()
+
+
+@TRANSFORMERS
+@pytest.mark.parametrize("name", THEIRS)
+def test_models_of_transformers_compute_the_same_here(name, tmp_path):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    given = AutoConfig.for_model(name.split(",")[0], **SIZES, **THEIRS[name])
+    theirs = loud(AutoModelForCausalLM.from_config(given, attn_implementation="eager"))
+    theirs.save_pretrained(tmp_path / "theirs")
+    made = import_run(tmp_path / "theirs", tmp_path / "run")
+    assert made.unused == ()
+    ours = load_any(tmp_path / "run", form="torch").model
+    assert made.parameters == theirs.num_parameters()
+    wanted = theirs(TOKENS).logits
+    torch.testing.assert_close(ours(TOKENS), wanted, rtol=0, atol=LOGITS)
+
+    for logits in (ours(TOKENS), wanted):
+        F.cross_entropy(logits[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten()).backward()
+    gradients = {"model.embed_tokens.weight": ours.embedding.weight.grad}
+    gradients["model.norm.weight"] = ours.final_norm.weight.grad
+    for number in range(LAYERS):
+        prefix, layer = f"model.layers.{number}", f"layers.{number}"
+        for theirs_name, name_of in (
+            ("self_attn.o_proj", "mixer.output_proj"),
+            ("mlp.down_proj", "ffn.down_proj"),
+        ):
+            parameter = ours.get_parameter(f"{layer}.{name_of}.weight")
+            gradients[f"{prefix}.{theirs_name}.weight"] = parameter.grad
+        query = theirs.get_parameter(f"{prefix}.self_attn.q_proj.weight")
+        d_qkv = ours.get_parameter(f"{layer}.mixer.qkv_proj.weight").grad
+        assert d_qkv is not None
+        gradients[f"{prefix}.self_attn.q_proj.weight"] = d_qkv[: len(query)]
+    for name_of, gradient in gradients.items():
+        wanted_gradient = theirs.get_parameter(name_of).grad
+        torch.testing.assert_close(gradient, wanted_gradient, rtol=GRADIENTS, atol=GRADIENTS)
+
+
+@TRANSFORMERS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", THEIRS)
+def test_a_folder_comes_back_bit_for_bit(name, dtype, tmp_path):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    given = AutoConfig.for_model(name.split(",")[0], **SIZES, **THEIRS[name])
+    loud(AutoModelForCausalLM.from_config(given)).to(dtype).save_pretrained(tmp_path / "theirs")
+    import_run(tmp_path / "theirs", tmp_path / "run")
+    export_run(tmp_path / "run", tmp_path / "again")
+    before, after = (load_file(tmp_path / of / "model.safetensors") for of in ("theirs", "again"))
+    assert before.keys() == after.keys()
+    for tensor, value in before.items():
+        assert value.dtype == after[tensor].dtype == dtype
+        assert torch.equal(value, after[tensor])
+    configs = [
+        json.loads((tmp_path / of / "config.json").read_text()) for of in ("theirs", "again")
+    ]
+    assert configs[0] == configs[1]
+
+
+# --- weights in bfloat16 --------------------------------------------------------------------------
+
+
+def test_bfloat16_weights_stay_in_the_mapped_file_for_bfloat16_products(tmp_path):
+    tensors = {name: tensor.bfloat16() for name, tensor in ouro_tensors().items()}
+    write_folder(tmp_path / "theirs", tensors, OURO)
+    import_run(tmp_path / "theirs", tmp_path / "run")
+    narrow = open_subject(tmp_path / "run", compute_dtype="bfloat16", keep=False).model
+    wide = open_subject(tmp_path / "run", keep=False).model
+    for name, parameter in narrow.named_parameters():
+        assert torch.equal(parameter.float(), wide.get_parameter(name))
+        matrix = parameter.ndim == 2
+        assert parameter.dtype == (torch.bfloat16 if matrix else torch.float32)
+    with compute_in("bfloat16", "cpu"), torch.no_grad():
+        assert torch.equal(narrow(TOKENS), wide(TOKENS))
+        state, steps = start(narrow, batch=2), []
+        for column in TOKENS.split(1, dim=1):
+            logits, state = advance(narrow, column, state)
+            steps.append(logits)
+    torch.testing.assert_close(torch.cat(steps, dim=1), wide(TOKENS), rtol=0, atol=0.5)
+    assert wide.embedding.weight.dtype == torch.float32
+
+
+MEASURE = """
+import resource, sys
+from mixerloop.interop.conversion import import_run
+import_run(sys.argv[1], sys.argv[2])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@needs.PROC.mark
+def test_importing_a_large_folder_needs_little_more_memory_than_its_size(tmp_path):
+    """1.4 billion parameters in bfloat16, in Ouro's shape."""
+    sizes = {"hidden_size": 2048, "intermediate_size": 5632, "vocab_size": 49_152}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 16, "num_hidden_layers": 24}
+    shapes = ouro_shapes(width=2048, inner=5632, vocab=49_152, layers=24)
+    folder, where, size = tmp_path / "theirs", {}, 0
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(OURO | sizes | heads))
+    generator = torch.Generator().manual_seed(0)
+    for shard in range(8):
+        file = f"model-{shard}.safetensors"
+        tensors = {}
+        for name in sorted(shapes)[shard::8]:
+            bits = torch.randint(2**14, shapes[name], dtype=torch.int16, generator=generator)
+            tensors[name] = bits.view(torch.bfloat16)  # small numbers
+            size += tensors[name].nbytes
+        save_file(tensors, folder / file)
+        where |= dict.fromkeys(tensors, file)
+    index = {"metadata": {}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    command = [sys.executable, "-c", MEASURE, str(folder), str(tmp_path / "run")]
+    peak = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert size > 2.8e9
+    assert peak < 1.2 * size
+
+
+# --- looped models, against their equations -------------------------------------------------------
+
+
+def rms(x, weight, eps):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def turned(x, base, *, interleaved):
+    """Rotary positions of x [batch, heads, seq, width], as complex numbers."""
+    half = x.shape[-1] // 2
+    frequencies = base ** (-torch.arange(half, dtype=torch.float64) / half)
+    frequencies = frequencies.float().to(x.dtype)  # float32 is the type of our frequencies
+    angles = torch.arange(x.shape[2], dtype=x.dtype)[:, None] * frequencies
+    turn = torch.polar(torch.ones_like(angles), angles)
+    pairs = x.unflatten(-1, (half, 2)) if interleaved else x.unflatten(-1, (2, half)).mT
+    moved = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
+    return moved.flatten(-2) if interleaved else moved.mT.flatten(-2)
+
+
+def attend(q, k, v, *, base, interleaved):
+    """Causal softmax attention of [batch, seq, heads, width], written out."""
+    q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+    q, k = (turned(part, base, interleaved=interleaved) for part in (q, k))
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    ahead = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    read = scores.masked_fill(ahead, -torch.inf).softmax(-1) @ v
+    return read.transpose(1, 2).flatten(2)
+
+
+def random_tensors(shapes):
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, shape in shapes.items():
+        noise = torch.randn(shape, generator=generator)
+        matrix = len(shape) == 2
+        tensors[name] = noise * 1.5 / shape[-1] ** 0.5 if matrix else 1 + 0.3 * noise
+    return tensors
+
+
+def write_folder(folder, tensors, config, *, shards=1):
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    names = sorted(tensors)
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors")
+        return
+    where = {}
+    for shard in range(shards):
+        file = f"model-{shard}.safetensors"
+        save_file({name: tensors[name] for name in names[shard::shards]}, folder / file)
+        where |= dict.fromkeys(names[shard::shards], file)
+    index = {"metadata": {}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+OURO = {
+    "model_type": "ouro",
+    **{key: value for key, value in SIZES.items() if key != "num_key_value_heads"},
+    "num_key_value_heads": HEADS,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "total_ut_steps": 3,
+    "early_exit_threshold": 1.0,
+}
+
+
+def ouro_shapes(*, vocab=VOCAB, width=D_MODEL, inner=D_FFN, layers=LAYERS) -> Shapes:
+    shapes: Shapes = {"model.embed_tokens.weight": (vocab, width), "lm_head.weight": (vocab, width)}
+    shapes["model.norm.weight"] = (width,)
+    shapes |= {"model.early_exit_gate.weight": (1, width), "model.early_exit_gate.bias": (1,)}
+    for number in range(layers):
+        layer = f"model.layers.{number}."
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            shapes |= {f"{layer}{norm}.weight": (width,), f"{layer}{norm}_2.weight": (width,)}
+        for name in "qkvo":
+            shapes[f"{layer}self_attn.{name}_proj.weight"] = (width, width)
+        for name in ("gate", "up"):
+            shapes[f"{layer}mlp.{name}_proj.weight"] = (inner, width)
+        shapes[f"{layer}mlp.down_proj.weight"] = (width, inner)
+    return shapes
+
+
+def ouro_tensors():
+    return random_tensors(ouro_shapes())
+
+
+def ouro_by_hand(w, tokens, *, num_passes):
+    """x + n2(f(n1 x)) in each layer; the final norm after each pass over all layers."""
+    h = w["model.embed_tokens.weight"][tokens]
+    for _ in range(num_passes):
+        for number in range(LAYERS):
+            layer = f"model.layers.{number}."
+
+            def normed(x, name, layer=layer):
+                return rms(x, w[f"{layer}{name}.weight"], 1e-6)
+
+            def project(x, name, layer=layer):
+                return x @ w[f"{layer}{name}_proj.weight"].T
+
+            x = normed(h, "input_layernorm")
+            heads = [project(x, f"self_attn.{n}").unflatten(-1, (HEADS, -1)) for n in "qkv"]
+            read = attend(*heads, base=1e6, interleaved=False)
+            h = h + normed(project(read, "self_attn.o"), "input_layernorm_2")
+            x = normed(h, "post_attention_layernorm")
+            x = project(F.silu(project(x, "mlp.gate")) * project(x, "mlp.up"), "mlp.down")
+            h = h + normed(x, "post_attention_layernorm_2")
+        h = rms(h, w["model.norm.weight"], 1e-6)
+    return h @ w["lm_head.weight"].T
+
+
+HUGINN = {
+    "model_type": "huginn_raven",
+    "n_embd": D_MODEL,
+    "n_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "intermediate_size": D_FFN,
+    "n_layers": 4,
+    "n_layers_in_prelude": 1,
+    "n_layers_in_recurrent_block": 2,
+    "n_layers_in_coda": 1,
+    "mean_recurrence": 3,
+    "vocab_size": VOCAB,
+    "padded_vocab_size": VOCAB,
+    "norm_eps": 1e-6,
+    "rope_base": 50_000,
+    "qk_bias": True,
+    "bias": False,
+    "tie_embeddings": True,
+    "injection_type": "linear",
+    "state_init": "zero",
+    "init_values": {"embed_scale": D_MODEL**0.5, "std": 0.1},
+}
+HUGINN_LAYERS = ("prelude.0", "core_block.0", "core_block.1", "coda.0")
+
+
+def huginn_tensors():
+    shapes: Shapes = {
+        "transformer.wte.weight": (VOCAB, D_MODEL),
+        "transformer.ln_f.weight": (D_MODEL,),
+    }
+    shapes["transformer.adapter.weight"] = (D_MODEL, 2 * D_MODEL)
+    for name in HUGINN_LAYERS:
+        layer = f"transformer.{name}."
+        shapes |= {f"{layer}norm_{number}.weight": (D_MODEL,) for number in range(1, 5)}
+        shapes[f"{layer}attn.Wqkv.weight"] = (3 * D_MODEL, D_MODEL)
+        shapes[f"{layer}attn.qk_bias"] = (2, 1, HEADS, D_MODEL // HEADS)
+        shapes[f"{layer}attn.proj.weight"] = (D_MODEL, D_MODEL)
+        shapes[f"{layer}mlp.fc.weight"] = (2 * D_FFN, D_MODEL)
+        shapes[f"{layer}mlp.proj.weight"] = (D_MODEL, D_FFN)
+    return random_tensors(shapes)
+
+
+def huginn_by_hand(w, tokens, *, num_passes):
+    """n2(x + f(n1 x)) in each layer; the adapter before each pass of the core; ln_f twice."""
+
+    def run(h, name):
+        layer = f"transformer.{name}."
+        norms = [w[f"{layer}norm_{number}.weight"] for number in range(1, 5)]
+        x = rms(h, norms[0], 1e-6) @ w[f"{layer}attn.Wqkv.weight"].T
+        q, k, v = (part.unflatten(-1, (HEADS, -1)) for part in x.chunk(3, dim=-1))
+        q_bias, k_bias = w[f"{layer}attn.qk_bias"]
+        read = attend(q + q_bias, k + k_bias, v, base=50_000.0, interleaved=True)
+        h = rms(h + read @ w[f"{layer}attn.proj.weight"].T, norms[1], 1e-6)
+        gate, up = (rms(h, norms[2], 1e-6) @ w[f"{layer}mlp.fc.weight"].T).chunk(2, dim=-1)
+        return rms(h + (F.silu(gate) * up) @ w[f"{layer}mlp.proj.weight"].T, norms[3], 1e-6)
+
+    entered = run(w["transformer.wte.weight"][tokens] * D_MODEL**0.5, "prelude.0")
+    state = torch.zeros_like(entered)
+    for _ in range(num_passes):
+        state = torch.cat([state, entered], dim=-1) @ w["transformer.adapter.weight"].T
+        for name in ("core_block.0", "core_block.1"):
+            state = run(state, name)
+    h = run(rms(state, w["transformer.ln_f.weight"], 1e-6), "coda.0")
+    return rms(h, w["transformer.ln_f.weight"], 1e-6) @ w["transformer.wte.weight"].T
+
+
+LOOPED = {
+    "ouro": (OURO, ouro_tensors, ouro_by_hand, "3x(3x(A F))", "full_loop(2)"),
+    "huginn": (
+        HUGINN,
+        huginn_tensors,
+        huginn_by_hand,
+        "A F 3x(2x(A F)) A F",
+        "A F 2x(2x(A F)) A F",
+    ),
+}
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("name", LOOPED)
+def test_looped_models_follow_their_equations(name, shards, tmp_path):
+    config, make, by_hand, schedule, fewer = LOOPED[name]
+    tensors = make()
+    write_folder(tmp_path / "theirs", tensors, config, shards=shards)
+    made = import_run(tmp_path / "theirs", tmp_path / "run")
+    assert made.schedule == schedule
+    model = load_any(tmp_path / "run", form="torch").model.double()
+    exact = {key: tensor.double() for key, tensor in tensors.items()}
+    whole = model(TOKENS)
+    torch.testing.assert_close(whole, by_hand(exact, TOKENS, num_passes=3), **EXACT)
+    other = resolve(fewer, model.config.num_layers)
+    wanted = by_hand(exact, TOKENS, num_passes=2)
+    torch.testing.assert_close(model(TOKENS, schedule=other), wanted, **EXACT)
+    state, steps = start(model, batch=2), []
+    for column in TOKENS.split(1, dim=1):
+        logits, state = advance(model, column, state)
+        steps.append(logits)
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole, **EXACT)
+
+
+@pytest.mark.parametrize("name", LOOPED)
+def test_looped_folders_come_back_bit_for_bit(name, tmp_path):
+    config, make, *_ = LOOPED[name]
+    tensors = make()
+    write_folder(tmp_path / "theirs", tensors, config, shards=2)
+    made = import_run(tmp_path / "theirs", tmp_path / "run")
+    assert list(made.unused) == sorted(key for key in tensors if "early_exit_gate" in key)
+    export_run(tmp_path / "run", tmp_path / "again")
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert again.keys() == tensors.keys()
+    assert all(torch.equal(again[key], tensors[key]) for key in tensors)
+    assert json.loads((tmp_path / "again" / "config.json").read_text()) == config
+    export_run(tmp_path / "theirs", tmp_path / "copy")  # a folder, which was never a run
+    copy = load_file(tmp_path / "copy" / "model.safetensors")
+    assert all(torch.equal(copy[key], tensors[key]) for key in tensors)
+
+
+@TRANSFORMERS
+@pytest.mark.parametrize("skips_norm", [True, False])
+def test_nanbeige_is_a_llama_whose_layers_run_twice(skips_norm, tmp_path):
+    from transformers import AutoConfig, LlamaForCausalLM
+
+    # Its norms compute in float32 always, and a second pass amplifies their rounding.
+    config = AutoConfig.for_model("llama", **SIZES, attn_implementation="eager")
+    llama = loud(LlamaForCausalLM(config), scale=1.0)
+    llama.save_pretrained(tmp_path / "theirs")
+    path = tmp_path / "theirs" / "config.json"
+    loops = {"model_type": "nanbeige", "num_loops": 2, "skip_loop_final_norm": skips_norm}
+    path.write_text(json.dumps(json.loads(path.read_text()) | loops))
+    made = import_run(tmp_path / "theirs", tmp_path / "run")
+    assert made.schedule == "2x(3x(A F))"
+
+    ours = load_any(tmp_path / "run", form="torch").model.double()
+    core = llama.double().model
+    own = ours.get_buffer("layers.0.mixer.rotary.frequencies")  # theirs differ in a last bit
+    core.rotary_emb.get_buffer("inv_freq").copy_(own)
+    h = core.embed_tokens(TOKENS)
+    positions = torch.arange(TOKENS.shape[1])[None]
+    angles = core.rotary_emb(h, positions)
+    mask = torch.full((TOKENS.shape[1],) * 2, -torch.inf).triu(1)[None, None]
+    for loop in range(2):
+        for layer in core.layers:
+            h = layer(h, attention_mask=mask, position_embeddings=angles)
+        if loop == 0 and not skips_norm:
+            h = core.norm(h)
+    wanted = llama.lm_head(core.norm(h))
+    torch.testing.assert_close(ours(TOKENS), wanted, rtol=0, atol=LOGITS)
+
+
+# --- what is rejected -----------------------------------------------------------------------------
+
+LLAMA = {
+    "model_type": "llama",
+    **SIZES,
+    "num_key_value_heads": HEADS,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"model_type": "lama"}, "model_type 'lama' is not known here; did you mean llama"),
+        ({"model_type": None}, "model_type 'None' is not known here"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu': our models have 'silu'"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "rope_type = 'llama3'"),
+        ({"rope_parameters": {"rope_theta": 1e4, "factor": 2}}, "our models have a base only"),
+        ({"intermediate_size": None}, "intermediate_size is missing"),
+        ({"num_hidden_layers": "3"}, "num_hidden_layers = '3': not a whole number"),
+        ({"residual_scale": 2.0}, "unknown key residual_scale"),
+        ({"attention_bias": True}, "missing model.layers.0.self_attn"),
+        ({"intermediate_size": 39}, r"has the shape \[40, 24\], not \[39, 24\]"),
+        ({"num_hidden_layers": 2}, "unexpected model.layers.2"),
+        ({"tie_word_embeddings": True}, "lm_head.weight is not the embedding"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"sliding_window": 4}, "sliding_window = 4: our models have None"),
+        (
+            {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "yarn"}},
+            "rope_type = 'yarn'",
+        ),
+        ({"num_attention_heads": 0}, "num_attention_heads must be at least 1"),
+        ({"head_dim": "x"}, "d_head"),
+    ],
+)
+def test_what_does_not_fit_is_rejected_by_name(keys, problem, tmp_path):
+    llama = {
+        name: w for name, w in ouro_tensors().items() if "_2." not in name and "exit" not in name
+    }
+    write_folder(tmp_path / "theirs", llama, LLAMA)
+    import_run(tmp_path / "theirs", tmp_path / "fits")
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(LLAMA | keys))
+    with pytest.raises(ValueError, match=problem):
+        import_run(tmp_path / "theirs", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_types_of_one_matrix_are_widened_and_other_types_are_rejected(tmp_path):
+    llama = {
+        name: w for name, w in ouro_tensors().items() if "_2." not in name and "exit" not in name
+    }
+    query = "model.layers.0.self_attn.q_proj.weight"
+    write_folder(tmp_path / "mixed", llama | {query: llama[query].bfloat16()}, LLAMA)
+    import_run(tmp_path / "mixed", tmp_path / "run")
+    qkv = load_any(tmp_path / "run").model.get_parameter("layers.0.mixer.qkv_proj.weight")
+    assert torch.equal(qkv[:D_MODEL], llama[query].bfloat16().float())
+    write_folder(tmp_path / "wide", llama | {query: llama[query].double()}, LLAMA)
+    with pytest.raises(
+        ValueError, match=r"wide: model\.layers\.0\.self_attn\.q_proj\.weight is F64"
+    ):
+        import_run(tmp_path / "wide", tmp_path / "other")
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    write_folder(tmp_path / "theirs", ouro_tensors(), OURO, shards=2)
+    (tmp_path / "theirs" / "model-1.safetensors").unlink()
+    for use in (load_any, open_parent):
+        with pytest.raises(ValueError, match=r"model-1\.safetensors is not in this folder"):
+            use(tmp_path / "theirs")
+
+
+def test_transport_in_bfloat16_of_narrow_weights(tmp_path):
+    tensors = {name: tensor.bfloat16() for name, tensor in ouro_tensors().items()}
+    write_folder(tmp_path / "theirs", tensors, OURO)
+    import_run(tmp_path / "theirs", tmp_path / "run")
+    settings = HopsSettings()
+    prepare_hops(tmp_path / "data", settings)
+    subject = open_subject(tmp_path / "run", compute_dtype="bfloat16", keep=False)
+    looking = Looking(windows=2, positions=2)
+    result = measure_transport(subject, looking, data=tmp_path / "data")
+    assert result.intact_max_abs_error == 0
+
+
+def test_a_damaged_gguf_file_is_one_line(tmp_path):
+    needs.package("gguf").or_skip()
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" + b"\x03\0\0\0" + b"\xff" * 8)
+    with pytest.raises(ValueError, match=r"model\.gguf: transformers cannot read it"):
+        import_run(tmp_path / "model.gguf", tmp_path / "run")
+
+
+def test_a_key_that_has_no_effect_can_be_ignored(tmp_path):
+    llama = {
+        name: w for name, w in ouro_tensors().items() if "_2." not in name and "exit" not in name
+    }
+    write_folder(tmp_path / "theirs", llama, LLAMA | {"their_note": 1})
+    import_run(tmp_path / "theirs", tmp_path / "run", ignore_keys=["their_note"])
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "problem"),
+    [
+        ("ouro", "mixer_loop(2)", "passes over the whole stack only"),
+        ("huginn", "A F A F 2x(A F) A F", "core only"),
+    ],
+)
+def test_a_schedule_without_a_place_in_the_layout_is_not_exported(
+    name, schedule, problem, tmp_path
+):
+    config, make, *_ = LOOPED[name]
+    write_folder(tmp_path / "theirs", make(), config)
+    rules = {"huginn": "A2 F A F A F A F"}
+    import_run(tmp_path / "theirs", tmp_path / "run", schedule=rules.get(name, schedule))
+    with pytest.raises(ValueError, match=problem):
+        export_run(tmp_path / "run", tmp_path / "again")
+
+
+def trained_further(run, parent, data, **model):
+    """The run of a parent after twelve steps."""
+    config = twelve_steps(data, parent.model.changed(**model))
+    go(run, config, parent=parent)
+    return load_file(runs.checkpoint_folder(run, 12) / "model.safetensors")
+
+
+def test_a_run_that_was_trained_further_is_exported_in_the_layout_of_its_import(tmp_path):
+    config, make, *_ = LOOPED["ouro"]
+    tensors = {name: tensor.bfloat16() for name, tensor in make().items()}
+    write_folder(tmp_path / "theirs", tensors, config | {"torch_dtype": "bfloat16"})
+    import_run(tmp_path / "theirs", tmp_path / "run")
+    prepare_hops(tmp_path / "data", HopsSettings())
+    child, grandchild = tmp_path / "child", tmp_path / "grandchild"
+    trained_further(child, open_parent(tmp_path / "run"), tmp_path / "data")
+    ours = trained_further(
+        grandchild, open_parent(child), tmp_path / "data", schedule="full_loop(2)"
+    )
+    export_run(grandchild, tmp_path / "again")
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert again.keys() == tensors.keys()
+    down = "model.layers.1.mlp.down_proj.weight"
+    assert torch.equal(again[down], ours["layers.1.ffn.down_proj.weight"])
+    assert not torch.equal(again[down], tensors[down].float())
+    for name in tensors:
+        assert again[name].dtype == torch.float32
+        assert torch.equal(again[name], tensors[name].float()) == ("early_exit_gate" in name), name
+    written = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert written == config | {"torch_dtype": "float32", "total_ut_steps": 2}
+    back = load_any(tmp_path / "again", form="torch").model(TOKENS)
+    assert torch.equal(back, load_any(grandchild, form="torch").model(TOKENS))
+
+
+def test_a_folder_that_was_trained_further_without_an_import_is_exported_too(tmp_path):
+    config, make, *_ = LOOPED["ouro"]
+    tensors = make()
+    write_folder(tmp_path / "theirs", tensors, config)
+    prepare_hops(tmp_path / "data", HopsSettings())
+    trained_further(tmp_path / "child", open_parent(tmp_path / "theirs"), tmp_path / "data")
+    export_run(tmp_path / "child", tmp_path / "again")
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert again.keys() == tensors.keys()
+
+
+def test_a_model_that_has_outgrown_the_layout_is_not_exported_in_it(tmp_path):
+    config, make, *_ = LOOPED["ouro"]
+    write_folder(tmp_path / "theirs", make(), config)
+    import_run(tmp_path / "theirs", tmp_path / "run")
+    prepare_hops(tmp_path / "data", HopsSettings())
+    parent = open_parent(tmp_path / "run")
+    trained_further(tmp_path / "child", parent, tmp_path / "data", pass_residual="stack")
+    with pytest.raises(ValueError, match="attention"):
+        export_run(tmp_path / "child", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_damaged_record_of_the_import_is_named(tmp_path):
+    config, make, *_ = LOOPED["ouro"]
+    write_folder(tmp_path / "theirs", make(), config)
+    prepare_hops(tmp_path / "data", HopsSettings())
+    trained_further(tmp_path / "child", open_parent(tmp_path / "theirs"), tmp_path / "data")
+    record = runs.checkpoint_folder(tmp_path / "child", 0) / runs.IMPORTED
+    record.write_text(record.read_text().replace("ouro", "Ouro"))
+    with pytest.raises(ValueError, match=r"imported\.json: damaged"):
+        export_run(tmp_path / "child", tmp_path / "again")
+
+
+def test_some_layers_make_a_smaller_model_of_the_same_layout(tmp_path):
+    config, make, *_ = LOOPED["ouro"]
+    tensors = make()
+    write_folder(tmp_path / "theirs", tensors, config, shards=2)
+    made = import_run(tmp_path / "theirs", tmp_path / "run", layers=[2, 0, 2, 1])
+    assert made.schedule == "3x(4x(A F))"
+    export_run(tmp_path / "run", tmp_path / "again")
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    outside = {name for name in tensors if ".layers." not in name}
+    names = {name.split(".", 3)[3] for name in tensors.keys() - outside}
+    assert len(again) == len(outside) + 4 * len(names)
+    assert all(torch.equal(again[name], tensors[name]) for name in outside)
+    for new, old in enumerate([2, 0, 2, 1]):
+        for name in names:
+            assert torch.equal(
+                again[f"model.layers.{new}.{name}"], tensors[f"model.layers.{old}.{name}"]
+            )
+    written = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert written == config | {"num_hidden_layers": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "problem"),
+    [
+        ("ouro", [0, 3], "theirs: layers: there is no layer 3; 0 to 2 are there"),
+        ("ouro", [-1], "there is no layer -1"),
+        ("ouro", [], "no layer is chosen"),
+        ("huginn", [0], "theirs: layers cannot be chosen: its layers are not"),
+    ],
+)
+def test_layers_that_are_not_there_are_rejected(name, layers, problem, tmp_path):
+    config, make, *_ = LOOPED[name]
+    write_folder(tmp_path / "theirs", make(), config)
+    with pytest.raises(ValueError, match=problem):
+        import_run(tmp_path / "theirs", tmp_path / "run", layers=layers)
+    assert not (tmp_path / "run").exists()

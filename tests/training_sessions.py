@@ -1,0 +1,74 @@
+"""Runs of twelve steps, trained in this process as the command trains them."""
+
+import json
+from dataclasses import replace
+
+import torch
+from safetensors.torch import load_file
+
+from mixerloop import runs
+from mixerloop.config import run_config
+from mixerloop.history import restore_history
+from mixerloop.training.metrics import JsonLines
+from mixerloop.training.parallel import Ranks
+from mixerloop.training.run_setup import begin
+from mixerloop.training.trainer import Trainer
+
+
+def twelve_steps(data, model, **keys):
+    """The config of a run on prepared data; `keys` are more keys of its section `data`."""
+    return run_config(
+        {
+            "model": model.table(),
+            "data": {"path": str(data), **keys},
+            "train": {
+                "steps": 12,
+                "global_batch": 4,
+                "warmup_steps": 2,
+                "peak_lr": 1e-2,
+                "compute_dtype": "float32",
+                "form": "torch",
+                "evaluate_every": 5,
+                "evaluate_windows": 6,
+                "checkpoint_every": 4,
+                "keep_last": 2,
+            },
+        }
+    )
+
+
+def with_train(config, **changes):
+    return replace(config, train=replace(config.train, **changes))
+
+
+def go(run, config, *, parent=None, until=None, watchers=()):
+    """One session, as the command has them."""
+    if not run.exists():
+        begin(run, config, ranks=Ranks(), parent=parent)
+    trainer = Trainer(run, config, ranks=Ranks())
+    restore_history(run, trainer.newest, trainer.step)
+    lines = JsonLines(run)
+    try:
+        return trainer.train([lines, *watchers], until=until)
+    finally:
+        lines.close()
+
+
+def records(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def contents(run, step=12):
+    """Weights, moments and metrics of a run that ended at a step."""
+    folder = runs.checkpoint_folder(run, step)
+    tensors = load_file(folder / "model.safetensors")
+    moments = load_file(folder / "optimizer" / "optimizer.safetensors")
+    return tensors | moments, (run / "metrics.jsonl").read_bytes()
+
+
+def assert_same_run(mine, their):
+    (tensors, metrics), (others, other_metrics) = mine, their
+    assert tensors.keys() == others.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, others[name]), name
+    assert metrics == other_metrics

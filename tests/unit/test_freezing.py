@@ -1,0 +1,139 @@
+"""`train.freeze`: some parameters keep their bits, and the others are trained without them."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mixerloop import runs
+from mixerloop.data.corpora import prepare_hops
+from mixerloop.data.tasks.hops import HopsSettings
+from mixerloop.model.initialization import fresh_model, meta_model
+from mixerloop.training.display import show_training
+from mixerloop.training.freezing import choose_trained, frozen_names, num_trained
+from mixerloop.training.gradients import accumulate
+from mixerloop.training.parallel import Ranks
+from mixerloop.training.run_setup import begin, resumed_config
+from mixerloop.training.sessions import train
+from mixerloop.training.trainer import Trainer
+from training_sessions import assert_same_run, contents, go, records, twelve_steps, with_train
+
+FROZEN = ("embedding.*", "layers.0.*")
+
+
+@pytest.fixture
+def config(tmp_path, tiny):
+    prepare_hops(tmp_path / "data", HopsSettings())
+    return twelve_steps(tmp_path / "data", tiny.changed(schedule="mixer_loop(2)"))
+
+
+def initial(config):
+    model = fresh_model(config.model, seed=config.train.seed, form="torch")
+    return model.state_dict()
+
+
+def is_frozen(name):
+    return name.startswith(("embedding.", "layers.0."))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"recompute": True}, {"micro_batch": 2}, {"form": "native", "weight_decay": 0.5}],
+    ids=lambda how: "-".join(how) or "plain",
+)
+def test_frozen_parameters_keep_their_bits_and_the_others_change(tmp_path, config, how):
+    go(tmp_path / "run", with_train(config, freeze=FROZEN, **how))
+    folder = runs.checkpoint_folder(tmp_path / "run", 12)
+    trained, before = load_file(folder / "model.safetensors"), initial(config)
+    assert any(map(is_frozen, before))
+    for name, tensor in before.items():
+        assert torch.equal(trained[name], tensor) == is_frozen(name), name
+    moments = load_file(folder / "optimizer/optimizer.safetensors")
+    assert not any(is_frozen(name.partition(".")[2]) for name in moments)
+
+
+@pytest.mark.parametrize("decays", [True, False])
+def test_the_optimizer_may_have_nothing_that_decays_or_nothing_else(tmp_path, config, decays):
+    parameters = meta_model(config.model).named_parameters()
+    freeze = tuple(name for name, parameter in parameters if (parameter.ndim >= 2) != decays)
+    assert go(tmp_path / "run", with_train(config, freeze=freeze)).finished
+
+
+def test_the_gradient_and_its_norm_are_of_the_trained_parameters(tmp_path, config):
+    gradients, norms, losses = {}, {}, {}
+    for freeze in ((), FROZEN):
+        run, changed = tmp_path / f"{len(freeze)}-frozen", with_train(config, freeze=freeze)
+        go(run, changed, until=1)
+        (line,) = records(run / "metrics.jsonl")
+        norms[freeze], losses[freeze] = line["grad_norm"], line["loss"]
+        gradients[freeze] = first_gradient(tmp_path / f"{run.name}-again", changed)
+    assert losses[()] == losses[FROZEN]
+    assert {name for name, gradient in gradients[FROZEN].items() if gradient is None} == {
+        name for name in gradients[()] if is_frozen(name)
+    }
+    trained = [gradients[()][name] for name in gradients[()] if not is_frozen(name)]
+    norm = float(torch.cat([gradient.flatten() for gradient in trained]).norm())
+    assert norms[FROZEN] == pytest.approx(norm, rel=1e-5)
+    assert norms[FROZEN] < 0.99 * norms[()]
+
+
+def first_gradient(run, config):
+    begin(run, config, ranks=Ranks())
+    trainer = Trainer(run, config, ranks=Ranks())
+    accumulate(trainer.summed_loss, trainer.batches.read(0), trainer.computation)
+    return {name: parameter.grad for name, parameter in trainer.model.named_parameters()}
+
+
+@pytest.mark.parametrize("stops", [[1], [5, 6]])
+def test_stopped_and_resumed_it_is_the_same_run_to_the_bit(tmp_path, config, stops):
+    config = with_train(config, freeze=FROZEN)
+    go(tmp_path / "whole", config)
+    for stop in stops:
+        go(tmp_path / "parts", config, until=stop)
+    assert go(tmp_path / "parts", config).finished
+    assert_same_run(contents(tmp_path / "whole"), contents(tmp_path / "parts"))
+
+
+def test_what_is_frozen_may_not_change_on_the_way(tmp_path, config):
+    begin(tmp_path / "run", with_train(config, freeze=FROZEN), ranks=Ranks())
+    resumed = resumed_config(tmp_path / "run", config_file=None, overrides={})
+    assert resumed.for_training()[1].freeze == FROZEN
+    with pytest.raises(ValueError, match=r"train.freeze was .* and would be .* start a new run"):
+        resumed_config(tmp_path / "run", config_file=None, overrides={"train": {"freeze": []}})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("embeding.*", "'embeding.*' matches no parameter; did you mean embedding.*?"),
+        ("layer.0.*", "'layer.0.*' matches no parameter; did you mean layers.0.*?"),
+        ("embedding", "'embedding' matches no parameter; did you mean embedding.*?"),
+        ("", "'' matches no parameter, such as embedding.weight"),
+        ("*", "train.freeze = ['*']: no parameter is left to train"),
+    ],
+)
+def test_patterns_that_freeze_nothing_or_everything_are_rejected(
+    tmp_path, config, pattern, message
+):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        begin(tmp_path / "run", with_train(config, freeze=(pattern,)), ranks=Ranks())
+    assert message in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_schedule_that_runs_no_other_weights_leaves_nothing_to_train(tiny):
+    model = meta_model(tiny.changed(schedule="3x(A)"))
+    with pytest.raises(ValueError, match="no parameter is left to train"):
+        choose_trained(model, freeze=["embedding.*", "final_norm.*", "layers.*.mixer*"])
+
+
+def test_the_numbers_of_trained_and_frozen_parameters_are_told(tmp_path, config, capsys):
+    config = with_train(config, freeze=FROZEN)
+    train(config, tmp_path / "run", until=1, display=show_training)
+    model = meta_model(config.model)
+    number = sum(parameter.numel() for parameter in model.parameters())
+    choose_trained(model, freeze=FROZEN)
+    names = frozen_names(model, FROZEN)
+    held = sum(model.get_parameter(name).numel() for name in names)
+    assert num_trained(model) == number - held
+    told = f"{number:,} parameters ({number - held:,} trained, {held:,} frozen), torch rule"
+    assert told in capsys.readouterr().err
