@@ -307,7 +307,7 @@ def test_a_cell_that_was_not_measured_is_named_and_left_out(place, seeds):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["study"], "name a study file"),
+        (["study"], "name a study, such as quick"),
         (["study", "nowhere.toml"], "nowhere.toml: cannot read this study"),
         (["study", "study.toml", "--cells", "4"], "cells are numbers from 1 to 3"),
         (["study", "status", "nowhere"], "nowhere: not the folder of a study"),

@@ -245,7 +245,7 @@ def test_a_weight_whose_first_gradient_comes_late_keeps_its_own_count(tiny, tmp_
         optimizer,
         position,
         config=config,
-        tokenizer={},
+        files={},
         parent=None,
         ranks=Ranks(),
     )
