@@ -105,7 +105,7 @@ def new_folder(path: Path) -> Iterator[Path]:
             temporary.mkdir()
         except OSError as error:
             raise ValueError(f"{path}: cannot be made: {error.strerror}") from None
-        with _under_final_name(temporary, path):
+        with under_final_name(temporary, path):
             yield temporary
         try:
             temporary.rename(path)
@@ -119,7 +119,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _under_final_name(temporary: Path, path: Path) -> Iterator[None]:
+def under_final_name(temporary: Path, path: Path) -> Iterator[None]:
     """Name the final path in errors, since the temporary folder is gone when they are read."""
     try:
         yield

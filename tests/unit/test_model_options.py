@@ -125,6 +125,43 @@ def test_a_coda_that_is_not_there_is_rejected():
         model_of("full_loop(2)", pass_norm={"unit": "coda", "before": "every"})
 
 
+@pytest.mark.parametrize(
+    ("schedule", "rule", "problem"),
+    [
+        ("mixer_loop(3)", {"pass_damping": "ffn"}, "repeats something else"),
+        (
+            "mixer_loop(3)",
+            {"pass_damping": "block"},
+            "begins a pass before the last",
+        ),
+        ("ffn_loop(3)", {"pass_damping": "block"}, "ends a pass that has not begun"),
+        ("block_loop(3)", {"pass_norm": "stack"}, "begins a pass before the last"),
+        ("mixer_loop(3)", {"input_injection": "ffn"}, "repeats something else"),
+        ("full_loop(2)", {"input_injection": "block"}, "after a pass of another layer"),
+    ],
+)
+def test_a_unit_that_the_schedule_does_not_go_round_is_rejected(schedule, rule, problem):
+    (name,) = rule
+    with pytest.raises(ValueError, match=rf"model\.{name}\.unit = '\w+': .*{problem}"):
+        model_of(schedule, **rule)
+
+
+@pytest.mark.parametrize("schedule", ["full_loop(3)", "block_loop(3)", "mixer_loop(2)", "no_loop"])
+@pytest.mark.parametrize("unit", ["mixer", "block", "stack"])
+@pytest.mark.parametrize("name", ["pass_norm", "input_injection"])
+def test_exactly_the_weights_that_are_used_are_trained(schedule, unit, name):
+    try:
+        model = model_of(schedule, **{name: unit})
+    except ValueError:
+        return  # rejected, as above
+    hold_what_never_runs(model)
+    held = {key for key, weight in model.named_parameters() if not weight.requires_grad}
+    model.requires_grad_(True)
+    model(TOKENS).sum().backward()
+    unused = {key for key, weight in model.named_parameters() if weight.grad is None}
+    assert held == unused
+
+
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_a_damped_pass_keeps_a_share_of_its_change(share):
     model = model_of("full_loop(3)", pass_damping={"unit": "stack", "share": share})
@@ -202,10 +239,17 @@ def test_a_subject_is_damped_round_what_its_schedule_repeats(tmp_path):
         open_subject(tmp_path / "run", damping=0.5)
 
 
-def test_a_damping_that_keeps_all_changes_nothing_under_any_schedule(tmp_path):
-    trained = config("A F 2x(A F A F) A F", num_layers=4, input_injection="stack")
+@pytest.mark.parametrize(
+    ("rule", "schedules"),
+    [
+        ({"input_injection": "stack"}, ["A F 2x(A F A F) A F", "A F 3x(A F A F) A F"]),
+        ({}, ["full_loop(2)", "A F 3x(A F A F) A F", "mixer_loop(2)"]),
+    ],
+)
+def test_a_damping_that_keeps_all_changes_nothing_under_any_schedule(tmp_path, rule, schedules):
+    trained = config("A F 2x(A F A F) A F", num_layers=4, **rule)
     save_run(tmp_path / "run", fresh_model(trained, seed=0), RunConfig(model=trained), facts={})
-    for schedule in ("full_loop(2)", "A F 3x(A F A F) A F", "mixer_loop(2)"):
+    for schedule in schedules:
         plain = open_subject(tmp_path / "run", schedule=schedule)
         damped = open_subject(tmp_path / "run", schedule=schedule, damping=1.0)
         logits = [one.model(TOKENS, schedule=one.schedule) for one in (plain, damped)]

@@ -29,25 +29,29 @@ def only_layers(folder: Path, layers: Sequence[int]) -> Iterator[Path]:
     A layer that is named twice becomes two layers with separate weights.
     """
     check_export(folder)
-    with naming_folder(folder), opened_files(weight_files(folder)) as tensors:
-        config = exported_config(folder)
-        sources = _sources(tensors, layers, config.get(NUM_LAYERS))
-        config[NUM_LAYERS] = len(layers)
-        if config.get(LAYER_TYPES) is not None:
-            config[LAYER_TYPES] = [config[LAYER_TYPES][number] for number in layers]
-        header = {
-            name: (tensors.dtype(source), tensors.shape(source)) for name, source in sources.items()
-        }
-        with tempfile.TemporaryDirectory() as name:
-            made = Path(name)
-            check_space(made, sum(file.stat().st_size for file in weight_files(folder)))
-            chosen = ((name, tensors.load(source)) for name, source in sources.items())
-            write_tensors(made / WEIGHTS, chosen, header)
-            write_file(made / CONFIG, json_text(config))
-            tokenizer = tokenizer_in(folder)
-            for file, content in ({} if tokenizer is None else tokenizer.files).items():
-                write_file(made / file, content)
-            yield made
+    with tempfile.TemporaryDirectory() as name:
+        made = Path(name)
+        with naming_folder(folder), opened_files(weight_files(folder)) as tensors:
+            _write_layers(made, folder, tensors, layers)
+        yield made
+
+
+def _write_layers(made: Path, folder: Path, tensors: FileTensors, layers: Sequence[int]) -> None:
+    config = exported_config(folder)
+    sources = _sources(tensors, layers, config.get(NUM_LAYERS))
+    config[NUM_LAYERS] = len(layers)
+    if config.get(LAYER_TYPES) is not None:
+        config[LAYER_TYPES] = [config[LAYER_TYPES][number] for number in layers]
+    header = {
+        name: (tensors.dtype(source), tensors.shape(source)) for name, source in sources.items()
+    }
+    check_space(made, sum(file.stat().st_size for file in weight_files(folder)))
+    chosen = ((name, tensors.load(source)) for name, source in sources.items())
+    write_tensors(made / WEIGHTS, chosen, header)
+    write_file(made / CONFIG, json_text(config))
+    tokenizer = tokenizer_in(folder)
+    for file, content in ({} if tokenizer is None else tokenizer.files).items():
+        write_file(made / file, content)
 
 
 def _sources(tensors: FileTensors, layers: Sequence[int], num_layers: object) -> dict[str, str]:

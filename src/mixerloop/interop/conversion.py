@@ -7,12 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-
 from mixerloop import runs
 from mixerloop.config import RunConfig, check_fits
 from mixerloop.data.tokenizer_files import open_tokenizer, tokenizer_in
-from mixerloop.files import check_is_new
+from mixerloop.files import check_is_new, under_final_name
 from mixerloop.interop import gguf
 from mixerloop.interop.chosen_layers import only_layers
 from mixerloop.interop.families.family import Family
@@ -30,7 +28,12 @@ from mixerloop.interop.folders import (
 )
 from mixerloop.interop.imported import imported_file
 from mixerloop.interop.loading import Loaded, load_any
-from mixerloop.interop.pretrained import Correspondence, family_of, opened_files
+from mixerloop.interop.pretrained import (
+    Correspondence,
+    family_of,
+    opened_files,
+    write_tensors,
+)
 from mixerloop.interop.released_config import TYPES
 from mixerloop.model.checkpoint import NO_TOKENIZER, make_run, save_tensors
 from mixerloop.model.initialization import meta_model
@@ -87,8 +90,11 @@ def import_run(
             place = source
         else:
             raise ValueError(f"{source}: no {CONFIG}, so not a folder of transformers")
+        if place != source:
+            temporary.enter_context(under_final_name(place, source))
         if layers is not None:
             place = temporary.enter_context(only_layers(place, layers))
+            temporary.enter_context(under_final_name(place, source))
         return _import(source, place, out, schedule, tokenizer, ignore_keys)
 
 
@@ -144,8 +150,9 @@ def _write_pretrained_weights(
     with opened_files(weight_files(folder)) as tensors:
         found.write_ours(checkpoint / WEIGHTS, tensors)
         if unused:
-            kept = {name: tensors.load(name).contiguous() for name in unused}
-            save_file(kept, checkpoint / runs.IMPORTED_TENSORS, metadata={"format": "pt"})
+            header = {name: (tensors.dtype(name), tensors.shape(name)) for name in unused}
+            kept = ((name, tensors.load(name)) for name in unused)
+            write_tensors(checkpoint / runs.IMPORTED_TENSORS, kept, header)
 
 
 def export_run(run: Path | str, out: Path | str) -> ExportedFolder:

@@ -32,7 +32,7 @@ from mixerloop.model.passes import Passes, PassPlace
 from mixerloop.model.passes.pass_damping import PassDamping
 from mixerloop.notation import notation, resolve
 from mixerloop.ops.gated_delta_rule import choose_form
-from mixerloop.schedule import Schedule, repeated_unit
+from mixerloop.schedule import Schedule, num_passes_of, repeated_unit
 from mixerloop.subject import Subject
 
 
@@ -94,6 +94,8 @@ def open_subject(
         check_can_hold(where)
     config = loaded.config.model
     occurrences = resolve(config.schedule if schedule is None else schedule, config.num_layers)
+    if schedule is not None:
+        _check_rules(config, occurrences)
     model = loaded.model if damping is None else _damped(loaded.model, occurrences, damping)
     return Subject(
         folder=loaded.folder,
@@ -106,6 +108,25 @@ def open_subject(
         damping=damping,
         overwrite=overwrite,
     )
+
+
+def _check_rules(config: ModelConfig, schedule: Schedule) -> None:
+    """Reject a loop round other layers than those that the rules of the model belong to."""
+    if num_passes_of(schedule) == 1:
+        return
+    own = config.occurrences()
+    for name, options in config.pass_rules().items():
+        passes = Passes.round_unit(options.unit, own)
+        try:
+            passes.check(schedule)
+            now = Passes.round_unit(options.unit, schedule)
+            if (now.first, now.last) != (passes.first, passes.last):
+                raise ValueError("the schedule repeats other layers")
+        except ValueError as error:
+            raise ValueError(
+                f"model.{name} belongs to the loop of {notation(own)}: {error}; import or train "
+                "the model under the schedule"
+            ) from None
 
 
 def _damped(model: LoopedLM, schedule: Schedule, share: float) -> LoopedLM:

@@ -5,19 +5,21 @@ another.
 """
 
 import json
+import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mixerloop.config import ModelConfig
+from mixerloop.files import naming
 from mixerloop.interop.families import FAMILIES
 from mixerloop.interop.families.family import Family, Piece
 from mixerloop.model.initialization import meta_model
@@ -30,26 +32,6 @@ DTYPES = {
 """The types of weights that can be read, as safetensors spells them."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MOST_PROBLEMS = 8  # tensors that an error names; a wrong folder may have thousands
-
-
-class Tensors(Protocol):
-    """Named tensors whose shapes are known before they are read."""
-
-    def names(self) -> set[str]:
-        """The name of each tensor."""
-        ...
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor."""
-        ...
-
-    def dtype(self, name: str) -> torch.dtype:
-        """The type of a tensor."""
-        ...
-
-    def load(self, name: str) -> Tensor:
-        """A tensor."""
-        ...
 
 
 class FileTensors:
@@ -83,29 +65,6 @@ class FileTensors:
         return self._file_of[name].get_tensor(name)
 
 
-class HeldTensors:
-    """Tensors that are in memory already."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
-
-    def names(self) -> set[str]:
-        """The name of each tensor."""
-        return set(self._tensors)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor."""
-        return tuple(self._tensors[name].shape)
-
-    def dtype(self, name: str) -> torch.dtype:
-        """The type of a tensor."""
-        return self._tensors[name].dtype
-
-    def load(self, name: str) -> Tensor:
-        """A tensor."""
-        return self._tensors[name]
-
-
 @contextmanager
 def opened_files(files: list[Path]) -> Iterator[FileTensors]:
     """The tensors of some safetensors files."""
@@ -126,6 +85,12 @@ def family_of(given: Mapping[str, Any]) -> Family | None:
     return FAMILIES.get(kind) if isinstance(kind, str) else None
 
 
+def listed(problems: Sequence[str]) -> str:
+    """The first problems, and how many more there are."""
+    more = len(problems) - MOST_PROBLEMS
+    return "; ".join([*problems[:MOST_PROBLEMS], *([f"{more} more"] if more > 0 else [])])
+
+
 @dataclass(frozen=True)
 class Correspondence:
     """A model of ours and the tensors of a folder that it is made of."""
@@ -144,7 +109,7 @@ class Correspondence:
         """The pieces of each of our tensors."""
         return self.family.pieces(self.config, self.given)
 
-    def check(self, tensors: Tensors) -> list[str]:
+    def check(self, tensors: FileTensors) -> list[str]:
         """Reject tensors that are missing, of another shape, or unknown; returns the unused."""
         shapes, found = self.shapes(), tensors.names()
         pieces = self.pieces()
@@ -164,18 +129,18 @@ class Correspondence:
             used.add("lm_head.weight")
             embedding = pieces["embedding.weight"][0].name
             assert embedding is not None
-            if not torch.equal(tensors.load("lm_head.weight"), tensors.load(embedding)):
+            if embedding in found and not torch.equal(
+                tensors.load("lm_head.weight"), tensors.load(embedding)
+            ):
                 problems.append("lm_head.weight is not the embedding, though the config ties them")
         unused = sorted(name for name in found - used if name in self.family.unused)
         problems += [f"unexpected {name}" for name in sorted(found - used - set(unused))]
         if problems:
-            more = len(problems) - MOST_PROBLEMS
-            said = [*problems[:MOST_PROBLEMS], *([f"{more} more"] if more > 0 else [])]
-            raise ValueError(f"its weights do not fit its config: {'; '.join(said)}")
+            raise ValueError(f"its weights do not fit its config: {listed(problems)}")
         self.dtypes(tensors)  # raises for a type that is not known here
         return unused
 
-    def all_joined(self, tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
+    def all_joined(self, tensors: FileTensors) -> Iterator[tuple[str, Tensor]]:
         """Each of our tensors, one after another.
 
         A tensor shares the memory of theirs where it is one of theirs.
@@ -184,7 +149,7 @@ class Correspondence:
         for ours, parts in self.pieces().items():
             yield ours, _joined(tensors, parts, shapes[ours])
 
-    def dtypes(self, tensors: Tensors) -> dict[str, torch.dtype]:
+    def dtypes(self, tensors: FileTensors) -> dict[str, torch.dtype]:
         """The type of each of our tensors: the widest of its pieces."""
         return {
             ours: reduce(
@@ -194,7 +159,7 @@ class Correspondence:
             for ours, parts in self.pieces().items()
         }
 
-    def write_ours(self, path: Path, tensors: Tensors) -> None:
+    def write_ours(self, path: Path, tensors: FileTensors) -> None:
         """Write a file with our tensors, in the types that theirs have."""
         shapes = self.shapes()
         header = {name: (dtype, shapes[name]) for name, dtype in self.dtypes(tensors).items()}
@@ -217,7 +182,7 @@ class Correspondence:
         return theirs
 
 
-def _joined(tensors: Tensors, parts: tuple[Piece, ...], shape: tuple[int, ...]) -> Tensor:
+def _joined(tensors: FileTensors, parts: tuple[Piece, ...], shape: tuple[int, ...]) -> Tensor:
     blocks = []
     for part in parts:
         of_part = (part.rows, *shape[1:])
@@ -246,8 +211,10 @@ def write_tensors(
         }
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # data begins at a multiple of 8 bytes
-    with path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name, tensor in tensors:
             assert (tensor.dtype, tuple(tensor.shape)) == header[name], name
-            tensor.contiguous().view(torch.uint8).numpy().tofile(file)
+            file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+        file.flush()
+        os.fsync(file.fileno())

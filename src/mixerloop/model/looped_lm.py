@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,7 @@ from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.ops.native_library import row_form
 from mixerloop.ops.precision import product_dtype
 from mixerloop.ops.sliced_cross_entropy import sliced_cross_entropy, token_losses
-from mixerloop.schedule import Occurrence, Schedule, Sublayer
+from mixerloop.schedule import Occurrence, Schedule, Sublayer, num_passes_of
 
 T = TypeVar("T")
 WEIGHT_DTYPES = (torch.float32, torch.float64)
@@ -110,10 +110,24 @@ class LoopedLM(nn.Module):
         )
         rules: dict[str, PassRule] = {}
         for name, options in config.pass_rules().items():
-            passes = Passes.round_unit(options.unit, self.schedule)
-            rules[name] = KINDS[name].load()(options, passes, PassPlace(self.final_norm))
+            rules[name] = self._pass_rule(name, options)
             self.add_module(name, rules[name])  # whose weights are NAME.weight in a checkpoint
         self.pass_rules = tuple(rules.values())
+
+    def _pass_rule(self, name: str, options: Any) -> PassRule:
+        try:
+            passes = Passes.round_unit(options.unit, self.schedule)
+            rule = KINDS[name].load()(options, passes, PassPlace(self.final_norm))
+            rule.check(self.schedule)
+        except ValueError as error:
+            raise ValueError(f"model.{name}.unit = '{options.unit}': {error}") from None
+        is_loop = num_passes_of(self.schedule) > 1 and options.unit != "coda"
+        if is_loop and not passes.repeat_in(self.schedule):
+            raise ValueError(
+                f"model.{name}.unit = '{options.unit}': the schedule {self.config.schedule} "
+                "repeats something else"
+            )
+        return rule
 
     @property
     def dtype(self) -> torch.dtype:

@@ -16,7 +16,7 @@ from mixerloop.data.preparation import prepare_missing
 from mixerloop.data.prepared import Prepared, open_prepared
 from mixerloop.files import check_space, new_folder, write_file, write_sealed
 from mixerloop.model.accounting import training_flops_per_token
-from mixerloop.model.initialization import fresh_model
+from mixerloop.model.initialization import fresh_model, meta_model
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.ops.precision import choose_compute_dtype
@@ -25,10 +25,16 @@ from mixerloop.progress_line import preparing_progress, says_how_to_resume, to_s
 from mixerloop.provenance import collect_provenance
 from mixerloop.training import checkpoints
 from mixerloop.training.budget import budget_of
-from mixerloop.training.freezing import choose_trained
+from mixerloop.training.freezing import choose_trained, frozen_names
 from mixerloop.training.memory import check_batch_fits
 from mixerloop.training.parallel import Ranks
-from mixerloop.training.parent import Parent, check_tokenizer, inherited_files, take_weights
+from mixerloop.training.parent import (
+    Parent,
+    check_tokenizer,
+    fresh_names,
+    inherited_files,
+    take_weights,
+)
 from mixerloop.training.position import Position
 from mixerloop.training.trainer import BYTES_PER_PARAMETER, open_data
 
@@ -70,6 +76,9 @@ def begin(
             f"{run} already exists; go on with mixerloop train --resume {run}, or choose another "
             "folder"
         )
+    frozen_names(meta_model(config.model), train.freeze)
+    if parent is not None:
+        fresh_names(config.model, parent)
     _prepare_data(config, quiet=quiet)
     prepared, windows, _ = open_data(config)
     Batches(

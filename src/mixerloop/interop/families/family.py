@@ -10,6 +10,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from mixerloop.config import ModelConfig
+from mixerloop.notation import resolve
+from mixerloop.parsing import suggest
+from mixerloop.schedule import repeated_unit
 
 WITHOUT_MEANING = {
     *("model_type", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
@@ -57,12 +60,26 @@ class Family:
         self, given: Source, *, schedule: str | None, ignore: Collection[str]
     ) -> ModelConfig:
         """Our config from a config.json; a key that is neither read nor without effect raises."""
+        for key in ignore:
+            if key not in given:
+                raise ValueError(f"ignored key {key} is not there; {suggest(key, tuple(given))}")
         keys = Keys({key: value for key, value in given.items() if key not in ignore})
         table = self.read(keys)
         keys.finish()
         if schedule is not None:
             table["schedule"] = schedule
+            norm = table.get("pass_norm", {}).get("unit")
+            if norm == "stack" and _repeats_no_stack(schedule, table["num_layers"]):
+                del table["pass_norm"]  # between passes of the stack, which are not made
         return ModelConfig.from_table(table)
+
+
+def _repeats_no_stack(schedule: str, num_layers: int) -> bool:
+    """Whether a schedule repeats mixers, ffns or blocks, each by itself."""
+    try:
+        return repeated_unit(resolve(schedule, num_layers)) in ("mixer", "ffn", "block")
+    except ValueError:  # neither; or no schedule, which the config rejects
+        return False
 
 
 class Keys:

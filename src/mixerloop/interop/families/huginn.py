@@ -24,13 +24,15 @@ NORMS = ("mixer_norm", "mixer_post_norm", "ffn_norm", "ffn_post_norm")
 
 
 def _read(keys: Keys) -> dict[str, Any]:
-    num_prelude, num_core, num_coda = (keys.size(key, least=0) for key in PARTS.values())
+    num_prelude, num_coda = (keys.size(PARTS[part], least=0) for part in ("prelude", "coda"))
+    num_core = keys.size(PARTS["core_block"])
     d_model = keys.size("n_embd")
     num_heads = keys.take("n_heads") or keys.size("num_attention_heads")
     keys.ignore("num_attention_heads", "n_layers", "block_size", "padding_multiple", "vocab_size")
     keys.ignore("init_strategy", "init_orthogonal", "effective_expected_depth", "hf_config", "name")
-    keys.ignore("sampling_scheme", "mean_backprop_depth", "state_init", "test_time_noise")
-    keys.ignore("test_time_noise_type", "tie_word_embeddings", "activation_checkpoint_impl")
+    keys.ignore("sampling_scheme", "mean_backprop_depth", "state_init", "test_time_noise_type")
+    keys.must_be("test_time_noise", 0)
+    keys.ignore("tie_word_embeddings", "activation_checkpoint_impl")
     keys.must_be("architecture_class_name", "RecurrentGPT")
     keys.must_be("block_class_name", "SandwichBlock")
     keys.must_be("norm_class_name", "RMSNorm_llama", "RMSNorm")
@@ -44,14 +46,7 @@ def _read(keys: Keys) -> dict[str, Any]:
         "num_layers": num_prelude + num_core + num_coda,
         "d_model": d_model,
         "vocab_size": num_rows,
-        "schedule": notation(
-            prelude_core_coda(
-                num_prelude=num_prelude,
-                num_core=num_core,
-                num_coda=num_coda,
-                num_passes=keys.size(PASSES),
-            )
-        ),
+        "schedule": _notation(num_prelude, num_core, num_coda, keys.size(PASSES)),
         "norm_eps": keys.number("norm_eps"),
         "norm_placement": "after_add",
         "embedding_scale": float(scales.get("embed_scale", d_model**0.5)),
@@ -69,6 +64,13 @@ def _read(keys: Keys) -> dict[str, Any]:
         "input_injection": {"unit": "stack"},
         "pass_norm": {"unit": "coda", "before": "every", "shared": True},
     }
+
+
+def _notation(num_prelude: int, num_core: int, num_coda: int, num_passes: int) -> str:
+    """The schedule as text, which is read only if it is short enough."""
+    parts = [f"{num}x(A F)" if num else "" for num in (num_prelude, num_core, num_coda)]
+    parts[1] = f"{num_passes}x({parts[1]})"
+    return " ".join(filter(None, parts))
 
 
 def _pieces(config: ModelConfig, given: Source) -> Pieces:

@@ -69,6 +69,23 @@ class Passes:
         sublayer, layer = self.last
         return occurrence.sublayer == sublayer and layer in (None, occurrence.layer)
 
+    def check(self, schedule: Schedule) -> None:
+        """Raise unless each pass of a schedule ends before another pass begins."""
+        is_open = False
+        for occurrence in schedule:
+            if self.opens(occurrence):
+                if is_open:
+                    raise ValueError(f"{occurrence} begins a pass before the last pass has ended")
+                is_open = True
+            if self.closes(occurrence):
+                if not is_open:
+                    raise ValueError(f"{occurrence} ends a pass that has not begun")
+                is_open = False
+
+    def repeat_in(self, schedule: Schedule) -> bool:
+        """Whether a schedule makes a second pass."""
+        return any(self.opens(occurrence) and occurrence.pass_index > 0 for occurrence in schedule)
+
     def number_in(self, schedule: Schedule) -> int:
         """How many passes a schedule makes."""
         return sum(self.opens(occurrence) for occurrence in schedule)
@@ -137,8 +154,12 @@ class PassRule(nn.Module, ABC):
         self, residual: Residual, kept: Residual | None, occurrence: Occurrence
     ) -> tuple[Residual, Losses | None]: ...
 
+    def check(self, schedule: Schedule) -> None:
+        """Raise if this rule cannot do its work under a schedule."""
+        self.passes.check(schedule)
+
     def acts(self, occurrence: Occurrence) -> bool:
-        """Whether the weights of this rule are used in the pass that this occurrence ends."""
+        """Whether the weights of this rule are used where this occurrence begins or ends a pass."""
         return self.passes.closes(occurrence)
 
     def pass_macs(self) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mixerloop.kinds import InputInjectionOptions
 from mixerloop.model.passes import Passes, PassPlace, PassRule
 from mixerloop.model.sublayer import Losses
-from mixerloop.schedule import Occurrence
+from mixerloop.schedule import Occurrence, Schedule
 
 Residual = Float[Tensor, "batch seq d_model"]
 
@@ -23,6 +23,18 @@ class InputInjection(PassRule):
         super().__init__(passes)
         self.adapter = nn.Linear(2 * place.d_model, place.d_model, bias=False)
 
+    def check(self, schedule: Schedule) -> None:
+        """The passes of a layer must follow each other: one residual is kept at a time."""
+        super().check(schedule)
+        layer = None
+        for occurrence in filter(self.passes.opens, schedule):
+            if occurrence.pass_index > 0 and occurrence.layer != layer:
+                raise ValueError(
+                    f"{occurrence} begins a later pass after a pass of another layer, and the "
+                    "residual of one loop is kept at a time"
+                )
+            layer = occurrence.layer
+
     def open(
         self, residual: Residual, kept: Residual | None, occurrence: Occurrence
     ) -> tuple[Residual, Residual | None]:
@@ -33,6 +45,10 @@ class InputInjection(PassRule):
             raise ValueError(f"{occurrence} begins a later pass of a loop; give `kept`")
         injected = self.adapter(torch.cat([residual, kept], dim=-1))
         return injected.to(residual.dtype), kept
+
+    def acts(self, occurrence: Occurrence) -> bool:
+        """The adapter runs where a pass begins."""
+        return self.passes.opens(occurrence)
 
     def pass_macs(self) -> int:
         """The adapter runs before each pass."""

@@ -36,7 +36,7 @@ class PassNorm(PassRule):
     def acts(self, occurrence: Occurrence) -> bool:
         """Only passes that are normalised use the weights."""
         is_normalised = self.before_first or occurrence.pass_index > 0
-        return self.passes.closes(occurrence) and is_normalised
+        return self.passes.opens(occurrence) and is_normalised
 
     def close(
         self, residual: Residual, kept: Residual | None, occurrence: Occurrence
