@@ -7,7 +7,7 @@ DIST ?= dist
 BUILD_OPTIONS ?=
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup peers test test-all chaos check study pretrained bench picture wheel clean
+.PHONY: setup peers docs test test-all chaos check study pretrained bench picture wheel clean
 
 setup: .venv/.ready
 
