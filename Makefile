@@ -57,6 +57,8 @@ check: peers
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/pymarkdown scan -r README.md CHANGELOG.md CONTRIBUTING.md docs
+	$(BIN)/python docs/spelling.py README.md CHANGELOG.md CONTRIBUTING.md docs
 	$(BIN)/python -m pytest -q tests/unit/test_imports.py
 
 # Ten minutes on two quiet cores; run again, it resumes a study that was stopped.
