@@ -7,7 +7,7 @@ DIST ?= dist
 BUILD_OPTIONS ?=
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup peers test test-all chaos check study pretrained bench picture wheel clean
+.PHONY: setup peers docs test test-all chaos check study pretrained bench picture wheel clean
 
 setup: .venv/.ready
 
@@ -18,13 +18,24 @@ setup: .venv/.ready
 	@$(PIP) -e ".[dev]"
 	@touch $@
 
-# What slow tests need and a user may not: other people's gated delta rule, Weights & Biases, Ray, lm-eval.
+# What slow tests need and a user may not: other people's gated delta rule, Weights & Biases, Ray, lm-eval,
+# and the tools of the site.
 # ggml needs npm; without it the benchmark lists it as missing.
 peers: .venv/.peers
 	@$(BIN)/python benchmarks/fetch_peers.py
 
 .venv/.peers: .venv/.ready
-	@$(PIP) -e ".[peers,wandb,ray,lm-eval]"
+	@$(PIP) -e ".[peers,wandb,ray,lm-eval,docs]"
+	@touch $@
+
+# The pages of docs/ as a site with search, in build/site. It opens from disk and loads nothing from
+# another host. A warning is an error, except for the theme's own about the versions of MkDocs.
+docs: .venv/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "open build/site/index.html"
+
+.venv/.docs: .venv/.ready
+	@$(PIP) -e ".[docs]"
 	@touch $@
 
 # Some ten minutes on two cores: every verb, operator and golden value. Tests that need an extra skip.
@@ -46,6 +57,8 @@ check: peers
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/pymarkdown scan -r README.md CHANGELOG.md CONTRIBUTING.md docs
+	$(BIN)/python docs/spelling.py README.md CHANGELOG.md CONTRIBUTING.md docs
 	$(BIN)/python -m pytest -q tests/unit/test_imports.py
 
 # Ten minutes on two quiet cores; run again, it resumes a study that was stopped.

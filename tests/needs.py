@@ -44,6 +44,7 @@ EXTRAS = {  # the extra of pyproject.toml that installs a package
     "wandb": "wandb",
     "google.protobuf": "wandb",
     "playwright": "dev",
+    "mkdocs": "docs",
 }
 
 
