@@ -9,6 +9,7 @@ from mixerloop import __version__, machine
 from mixerloop.cli import (
     bench,
     catalog_verbs,
+    completion,
     data,
     describe,
     doctor,
@@ -52,6 +53,9 @@ Verb = (
     | Annotated[generate.Generate, tyro.conf.subcommand("generate", description=generate.HELP)]
     | Annotated[export.Export, tyro.conf.subcommand("export", description=export.HELP)]
     | Annotated[import_verb.Import, tyro.conf.subcommand("import", description=import_verb.HELP)]
+    | Annotated[
+        completion.Completion, tyro.conf.subcommand("completion", description=completion.HELP)
+    ]
 )
 
 
