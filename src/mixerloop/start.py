@@ -1,8 +1,8 @@
 """What a process of ours does first: signals, descriptors and streams, before anything heavy loads.
 
-This module imports only small modules of Python. What happens before its first line is Python's
-own: a Ctrl-C in the first hundredths of a second, while Python itself starts, may still print a
-traceback.
+This module imports only small modules of Python. `__main__` has let Ctrl-C end the process before.
+What happens before that is Python's own: a Ctrl-C in the first hundredths of a second, while Python
+starts and reads its folder of packages, may still print a traceback that names no file of ours.
 """
 
 import codecs
