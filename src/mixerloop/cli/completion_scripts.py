@@ -13,7 +13,6 @@ from mixerloop.cli.verb_tree import Option, Verb
 from mixerloop.config import PRESETS
 from mixerloop.schedule import LOOPS
 
-PROGRAM = "mixerloop"
 BASH = r"""# mixerloop completion bash
 %(tables)s
 _mixerloop() {

@@ -59,8 +59,21 @@ Verb = (
 )
 
 
+HELP = """Which part of a language model should loop, how often, and did the later passes pay?
+
+Train looped language models, measure what each pass does, and compare schedules with intervals.
+
+examples:
+  mixerloop describe nano
+  mixerloop train nano-hops --schedule mixer_loop
+  mixerloop transport runs/nano-hops-mixer_loop
+  mixerloop study quick
+  mixerloop --version
+"""
+
+
 def main() -> None:
-    """Which part of a language model should loop, how often, and did the later passes pay?"""
+    """Run the verb that the command line names, as a program."""
     run_program(_run)
 
 
@@ -68,7 +81,7 @@ def _run() -> None:
     if sys.argv[1:] == [VERSION]:
         print(f"mixerloop {__version__}")
         return
-    verb = parse(Verb, sys.argv[1:], about=main.__doc__)
+    verb = parse(Verb, sys.argv[1:], about=HELP)
     machine.settle()
     load_plugins()
     verb.run()

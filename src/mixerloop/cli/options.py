@@ -18,10 +18,11 @@ from typing import Any
 
 import tyro
 
-from mixerloop.cli.verb_tree import Option, Verb, tree_of
+from mixerloop.cli.overview import PROGRAM, overview
+from mixerloop.cli.verb_tree import HELP, Option, Verb, tree_of
 from mixerloop.parsing import one_line, suggest
 
-PROGRAM = "mixerloop"
+HELPS = ("-h", HELP)
 VERSION = "--version"
 COLUMNS, WIDE = "COLUMNS", "100000"
 """The width of a frame whose text is read: at 80 columns long words would be cut."""
@@ -37,21 +38,28 @@ NEGATIVE = re.compile(r"-[\d.]")
 """The beginning of a value that is no option."""
 
 
-def parse(verbs: Any, arguments: Sequence[str], *, about: str | None) -> Any:
+def parse(verbs: Any, arguments: Sequence[str], *, about: str) -> Any:
     """The verb that the arguments name, with its options; `--help` prints help and exits."""
     if arguments and PARSERS_OWN.match(arguments[0]):
         raise ValueError(
             f"unknown option {one_line(arguments[0])}; see mixerloop completion --help"
         )
+    verb = tree_of(verbs, about=about).at(arguments)
+    if verb.verbs:
+        words = arguments[len(verb.path) :]
+        if not words or words[0] not in HELPS:
+            raise ValueError(_no_verb(verb, words))
+        print(overview(verb), end="")
+        sys.exit(0)
     try:
         with contextlib.redirect_stderr(io.StringIO()) as said:
-            parsed = _parse(verbs, arguments, about)
+            parsed = _parse(verbs, arguments)
     except SystemExit as stop:
         if stop.code != REJECTED:  # help, or a signal
             raise
-        raise ValueError(_problem(verbs, arguments)) from None
+        raise ValueError(_problem(verbs, verb, arguments)) from None
     sys.stderr.write(said.getvalue())
-    _check_values(verbs, arguments)
+    _check_values(verb, arguments)
     if any(word == "" or word.endswith("=") for word in arguments):
         names_this_folder = any(word == "." or word.endswith("=.") for word in arguments)
         _check_not_empty(parsed, ("",) if names_this_folder else ("", Path()))
@@ -71,12 +79,11 @@ def _check_not_empty(options: Any, empty: tuple[str | Path, ...]) -> None:
             raise ValueError(f"{name.replace('__', '.').replace('_', '-')}: is empty")
 
 
-def _parse(verbs: Any, arguments: Sequence[str], about: str | None = None) -> Any:
+def _parse(verbs: Any, arguments: Sequence[str]) -> Any:
     return tyro.cli(
         verbs,
         args=list(arguments),
         prog=PROGRAM,
-        description=about,
         config=(
             tyro.conf.DisallowNone,
             tyro.conf.FlagCreatePairsOff,
@@ -87,13 +94,12 @@ def _parse(verbs: Any, arguments: Sequence[str], about: str | None = None) -> An
     )
 
 
-def _check_values(verbs: Any, arguments: Sequence[str]) -> None:
+def _check_values(verb: Verb, arguments: Sequence[str]) -> None:
     """Reject values that the parser accepts in silence.
 
     It drops an option for any number of values that has none, and takes the value of `--flag=value`
     for a positional argument.
     """
-    verb = tree_of(verbs).at(arguments)
     for given in _given(verb, arguments[len(verb.path) :]):
         if given.option is not None and (problem := _count_problem(given.option, given)):
             raise ValueError(f"{problem}; {_see(verb.path)}")
@@ -131,13 +137,9 @@ def _takes_more(option: Option, values: Sequence[str]) -> bool:
     return not option.is_flag and (option.is_many or not values)
 
 
-def _problem(verbs: Any, arguments: Sequence[str]) -> str:
+def _problem(verbs: Any, verb: Verb, arguments: Sequence[str]) -> str:
     """What is wrong with arguments that the parser rejects."""
-    verb = tree_of(verbs).at(arguments)
-    words = arguments[len(verb.path) :]
-    if verb.verbs:
-        return _no_verb(verb, words)
-    *options, positional = _given(verb, words)
+    *options, positional = _given(verb, arguments[len(verb.path) :])
     for given in options:
         if problem := _option_problem(verb, given):
             return problem
