@@ -20,8 +20,8 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STDOUT, STDERR = "stdout", "stderr"
 ERRORS = "mixerloop"
 """The name of our handler of characters that a stream cannot encode."""
-LOOKALIKES = str.maketrans("─│╭╮╰╯┌┐└┘├┤•…", "-|++++++++++*.")
-"""ASCII characters for the frames and marks of `--help` and tables."""
+LOOKALIKES = str.maketrans("─━│╭╮╰╯┌┐└┘├┤•…", "-=|++++++++++*.")
+"""ASCII characters for the frames and marks of `--help`, tables and bars."""
 TERMINAL_SIZES = range(20, 1001)
 """The columns and lines that a terminal can have; anything else in the environment is dropped."""
 
