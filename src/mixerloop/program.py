@@ -17,6 +17,7 @@ from types import FrameType
 from mixerloop import machine, start
 from mixerloop.files import readable_size
 from mixerloop.messages import one_line
+from mixerloop.progress_line import end_open_line
 
 TRACEBACK = "MIXERLOOP_TRACEBACK"
 """Set this environment variable to see the traceback of an error."""
@@ -83,6 +84,7 @@ def _exit_code(work: Callable[[], None]) -> int:
         problem = _problem(error)
         if problem is None or os.environ.get(TRACEBACK):
             raise
+        end_open_line()
         rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
         print(f"mixerloop{rank}: {one_line(problem)}", file=sys.stderr)
         return 1 if isinstance(error, FloatingPointError) else 2

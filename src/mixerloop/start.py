@@ -1,8 +1,8 @@
 """What a process of ours does first: signals, descriptors and streams, before anything heavy loads.
 
-This module imports only small modules of Python. What happens before its first line is Python's
-own: a Ctrl-C in the first hundredths of a second, while Python itself starts, may still print a
-traceback.
+This module imports only small modules of Python. `__main__` has let Ctrl-C end the process before.
+What happens before that is Python's own: a Ctrl-C in the first hundredths of a second, while Python
+starts and reads its folder of packages, may still print a traceback that names no file of ours.
 """
 
 import codecs
@@ -20,8 +20,8 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STDOUT, STDERR = "stdout", "stderr"
 ERRORS = "mixerloop"
 """The name of our handler of characters that a stream cannot encode."""
-LOOKALIKES = str.maketrans("─│╭╮╰╯┌┐└┘├┤•…", "-|++++++++++*.")
-"""ASCII characters for the frames and marks of `--help` and tables."""
+LOOKALIKES = str.maketrans("─━│╭╮╰╯┌┐└┘├┤•…", "-=|++++++++++*.")
+"""ASCII characters for the frames and marks of `--help`, tables and bars."""
 TERMINAL_SIZES = range(20, 1001)
 """The columns and lines that a terminal can have; anything else in the environment is dropped."""
 

@@ -243,6 +243,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("doctor",): Command(),
     ("configs",): Command(positional={"name": ("nano-hops",)}),
     ("studies",): Command(positional={"name": ("quick",)}),
+    ("completion",): Command(positional={"shell": ("bash",)}),
     ("init",): Command(
         positional={"size": ("text.toml",)},
         options={"--out": ("new",)},

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from command_line import COMMAND, environment
@@ -340,3 +341,27 @@ def test_a_signal_in_the_first_moments_prints_no_traceback():
 @pytest.mark.slow
 def test_no_early_signal_prints_a_traceback():
     early(seed=1, cases=40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command", [COMMAND, (str(Path(sys.executable).with_name("mixerloop")),)], ids=["-m", "script"]
+)
+def test_ctrl_c_in_the_first_second_prints_no_traceback_of_ours(command):
+    """Before our first line Python starts and has a handler of its own, with a traceback."""
+    endings = {0, 130, -signal.SIGINT, 1}  # 1: Python was still reading its folder of packages
+    package = str(Path(start.__file__).parent)
+    for delay in np.geomspace(0.02, 1.5, 40):
+        process = subprocess.Popen(
+            [*command, "describe", "nano"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=hear_all,
+            env=environment("."),
+        )  # fmt: skip
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE)
+        case = f"{delay:.3f} s after the start: {errors}"
+        assert process.returncode in endings, case
+        if "Traceback" in errors:
+            assert process.returncode != 130, case
+            assert f'File "{package}' not in errors, case

@@ -54,6 +54,7 @@ def test_importing_loads_no_torch(module):
         ["doctor"],
         ["configs"],
         ["studies"],
+        ["completion"],
     ],
 )
 def test_help_loads_neither_torch_nor_a_package_of_tokenizers(arguments):
@@ -68,6 +69,18 @@ def test_help_loads_neither_torch_nor_a_package_of_tokenizers(arguments):
         [sys.executable, "-c", script], check=True, capture_output=True, text=True
     )
     assert "usage: mixerloop" in done.stdout
+
+
+def test_completion_loads_neither_torch_nor_scipy():
+    script = (
+        "import sys\nsys.argv = ['mixerloop', 'completion', 'bash']\n"
+        "from mixerloop.cli.main import main\nmain()\n"
+        "assert not {'torch', 'scipy'} & sys.modules.keys()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    assert "complete -o default" in done.stdout
 
 
 def test_studies_know_no_verb():

@@ -6,6 +6,9 @@ import subprocess
 import pytest
 
 from command_line import COMMAND, environment, refused
+from mixerloop.cli.main import Verb
+from mixerloop.cli.options import parse
+from mixerloop.cli.verb_tree import tree_of
 
 HUGE, VAST = 10**12, 10**30
 
@@ -33,17 +36,84 @@ HUGE, VAST = 10**12, 10**30
         (["generate", "run", "--max-tokens"], "--max-tokens needs a value; "),
         (["generate", "run", "--max-tokens", "1e3"], "--max-tokens: '1e3' is not a whole number"),
         (["generate", "run", "--temperature", "x"], "--temperature: 'x' is not a number"),
-        (["train", "x.toml", "--train.seed", "x"], "--train.seed: 'x' is not of type INT"),
-        (["bench", "prefill", "--batches", "1", "x"], "--batches: '1', 'x' is not of its type"),
+        (["train", "x.toml", "--train.seed", "x"], "--train.seed: 'x' is not a whole number"),
+        (["bench", "prefill", "--batches", "1", "x"], "--batches: 'x' is not a whole number; "),
         (
             ["bench", "prefill", "--compute-dtype", "float3"],
-            "--compute-dtype: unknown value 'float3'; known: 'float32', 'bfloat16'",
+            "--compute-dtype: unknown value 'float3'; did you mean float32? known: float32, bfl",
         ),
-        (["--tyro-print-completion", "sh"], "--tyro-print-completion: unknown shell 'sh'; "),
+        (["--tyro-print-completion", "sh"], "unknown option --tyro-print-completion; see "),
+        (["trian"], "unknown verb 'trian'; did you mean train? "),
+        (["train"], "name a config to train, or a run to go on with: --resume RUN"),
+        (["train", "--train.steps", "x"], "--train.steps: 'x' is not a whole number; see "),
+        (["evaluate"], "evaluate: name a verb: nll, core, hops, task, routing, compare"),
+        (["evaluate", "nll"], "evaluate nll: give RUN; see mixerloop evaluate nll --help"),
+        (["evaluate", "nll", "--rnu", "x"], "evaluate nll: unknown option --rnu; "),
+        (["evaluate", "nll", "x", "--json=true"], "--json takes no value; "),
+        (["evaluate", "nll", "x", "--json", "yes"], "evaluate nll: 'yes' belongs to no option"),
+        (["bench", "--repeats"], "bench: name a verb before --repeats: operator, prefill, "),
+        (["bench", "--repaets"], "bench: unknown option --repaets; see mixerloop bench --help"),
+        (["import", "x", "--layers", "a", "--out", "b"], "--layers: 'a' is not a whole number; "),
+        (["completion", "bsh"], "completion: shell: unknown value 'bsh'; did you mean bash? "),
+        (
+            ["train", "x", "--model.norm-placement", "pst"],
+            "--model.norm-placement: unknown value 'pst'; did you mean post? known: pre, post, ",
+        ),
     ],
 )
 def test_an_error_of_the_command_line_is_one_line_with_the_near_name(arguments, said, tmp_path):
     assert refused(*arguments, cwd=tmp_path).startswith(f"mixerloop: {said}")
+
+
+VERBS = [verb for verb in tree_of(Verb).walk() if verb.path]
+KEYS = ("--train.steps", "--train.compile", "--train.learning-rate", "--model.mixer")
+"""Some keys of configs; all hundred would be the same test a hundred times."""
+LEAVES = [verb for verb in VERBS if not verb.verbs]
+OPTIONS = [
+    pytest.param(verb, option, id=" ".join((*verb.path, option.name)))
+    for verb in LEAVES
+    for option in verb.options
+    if not option.is_positional and ("." not in option.name or option.name in KEYS)
+]
+
+
+def error(*arguments) -> str:
+    """The error of a command line, without the verb's run."""
+    with pytest.raises(ValueError, match=r".") as caught:
+        parse(Verb, arguments, about="")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: " ".join(verb.path))
+def test_every_verb_rejects_unknown_options_and_verbs_with_the_nearest_name(verb):
+    near = verb.option_names[0]
+    where = " ".join(verb.path)
+    assert f"{where}: unknown option --jsnx; " in error(*verb.path, "--jsnx")
+    assert (
+        f"{where}: unknown option {near}x; did you mean {near}? see mixerloop {where} --help"
+        in (error(*verb.path, f"{near}x"))
+    )
+    if verb.verbs:
+        assert error(*verb.path) == f"{where}: name a verb: {', '.join(verb.names)}"
+        assert f"did you mean {verb.names[0]}? " in error(*verb.path, f"{verb.names[0]}x")
+
+
+@pytest.mark.parametrize(("verb", "option"), OPTIONS)
+def test_every_option_needs_a_value_of_its_type(verb, option):
+    see = f"; see mixerloop {' '.join(verb.path)} --help"
+    if option.is_flag:
+        assert error(*verb.path, f"{option.name}=1") == f"{option.name} takes no value{see}"
+        return
+    assert error(*verb.path, option.name) == f"{option.name} needs a value{see}"
+    if option.number is not None:
+        what = "a whole number" if option.number is int else "a number"
+        before = ["name"] * any(other.is_positional for other in verb.options)
+        line = error(*verb.path, *before, option.name, "x")
+        assert line == f"{option.name}: 'x' is not {what}{see}"
+    if option.choices:
+        line = error(*verb.path, option.name, f"{option.choices[0]}x")
+        assert f"did you mean {option.choices[0]}? known: {', '.join(option.choices)}" in line
 
 
 @pytest.mark.parametrize(

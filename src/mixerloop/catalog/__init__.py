@@ -64,6 +64,11 @@ def config_names() -> list[str]:
     return list(_files(CONFIGS))
 
 
+def study_names() -> list[str]:
+    """The names of the studies."""
+    return list(_files(STUDIES))
+
+
 def config_file(given: Path | str, *, beside: Path | None = None) -> Path:
     """The config that a user names by path or name; a relative path starts in `beside`."""
     return _file(given, CONFIGS, "config", beside=beside)

@@ -16,7 +16,7 @@ from mixerloop.benchmarking.settings import (
     TransportSettings,
 )
 from mixerloop.files import json_text
-from mixerloop.progress_line import to_stderr
+from mixerloop.progress_line import ProgressLine, counting, to_stderr
 
 HELP = """Measure speed, after a check that the timed code computes the right result.
 
@@ -91,7 +91,7 @@ class Operator(OperatorSettings):
         from mixerloop.benchmarking.operator_speed import bench_operator
         from mixerloop.benchmarking.text import operator_line, operator_text
 
-        bench = bench_operator(self, progress=lambda case: to_stderr(f"{operator_line(case)}\n"))
+        bench = bench_operator(self, progress=_showing(operator_line, len(self.shapes)))
         _print(bench, operator_text, as_json=self.json)
 
 
@@ -107,7 +107,8 @@ class Prefill(PrefillSettings):
         from mixerloop.benchmarking.prefill_speed import bench_prefill
         from mixerloop.benchmarking.text import prefill_line, prefill_text
 
-        bench = bench_prefill(self, progress=lambda case: to_stderr(f"{prefill_line(case)}\n"))
+        cases = len(self.sizes) * len(self.batches)
+        bench = bench_prefill(self, progress=_showing(prefill_line, cases))
         _print(bench, prefill_text, as_json=self.json)
 
 
@@ -138,7 +139,7 @@ class Train(TrainSettings):
         from mixerloop.benchmarking.text import train_line, train_text
         from mixerloop.benchmarking.training_speed import bench_train
 
-        bench = bench_train(self, progress=lambda case: to_stderr(f"{train_line(case)}\n"))
+        bench = bench_train(self, progress=_showing(train_line, len(self.loops)))
         _print(bench, train_text, as_json=self.json)
 
 
@@ -202,6 +203,24 @@ class _Benched(Protocol):
 
 
 B = TypeVar("B", bound=_Benched)
+C = TypeVar("C")
+
+
+def _showing(line_of: Callable[[C], str], total: int) -> Callable[[C], None]:
+    """A callback that prints a line for each case when it is timed, and a bar on a terminal."""
+    line = ProgressLine()
+    count, done = counting(line, "cases"), 0
+    if line.is_terminal:
+        count("timed", done, total)
+
+    def show(case: C) -> None:
+        nonlocal done
+        done += 1
+        line.say(line_of(case))
+        if line.is_terminal and done < total:
+            count("timed", done, total)
+
+    return show
 
 
 def _print(bench: B, text: Callable[[B], str], *, as_json: bool) -> None:

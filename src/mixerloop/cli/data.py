@@ -31,8 +31,38 @@ examples:
   mixerloop data prepare text books/ notes.jsonl.xz --vocab-size 8192 --out data/mine
   mixerloop data prepare climbmix --shards 0-9 --tokenizer llama2.model --out data/climbmix
 """
-VERIFY_HELP = "Hash every file again, and check that no document is in both splits."
-SHOW_HELP = "Show counts and decoded samples."
+CLIMBMIX_EXAMPLES = """
+examples:
+  mixerloop data prepare climbmix --shards 0 --vocab-size 8192 --out data/climbmix
+  mixerloop data prepare climbmix --from parquet/ --tokenizer llama2.model --out data/climbmix
+"""
+TEXT_EXAMPLES = """
+examples:
+  mixerloop data prepare text books/ notes.jsonl.xz --vocab-size 8192 --out data/mine
+  mixerloop data prepare text train.jsonl --held-out test.jsonl --vocab-size 512 --out data/two
+"""
+STDLIB_EXAMPLES = """
+examples:
+  mixerloop data prepare stdlib --out data/stdlib
+  mixerloop data prepare stdlib --vocab-size 2048 --workers 2 --out data/stdlib-2k --json
+"""
+TASK_EXAMPLES = """
+examples:
+  mixerloop data prepare {task} --out data/{task}
+  mixerloop data prepare {task} --seed 2 --out data/{task}-2 --json
+"""
+VERIFY_HELP = """Hash every file again, and check that no document is in both splits.
+
+examples:
+  mixerloop data verify data/stdlib
+  mixerloop data verify data/stdlib --json
+"""
+SHOW_HELP = """Show counts and decoded samples.
+
+examples:
+  mixerloop data show data/stdlib
+  mixerloop data show data/stdlib --samples 5 --characters 1000
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,18 +132,21 @@ def _task_options(task: type[Task]) -> type:
     return make_dataclass(task.name, [], bases=bases, namespace=own, frozen=True, kw_only=True)
 
 
-def _subcommand(name: str, options: type, about: str) -> Any:
-    return Annotated[options, tyro.conf.subcommand(name, description=about)]
+def _subcommand(name: str, options: type, about: str, examples: str) -> Any:
+    return Annotated[options, tyro.conf.subcommand(name, description=f"{about}\n{examples}")]
 
 
 if TYPE_CHECKING:
     Source = Climbmix | Text | Stdlib | PrepareTask
 else:
     Source = Union[
-        _subcommand("climbmix", Climbmix, Climbmix.about),
-        _subcommand("text", Text, Text.about),
-        _subcommand("stdlib", Stdlib, Stdlib.about),
-        *(_subcommand(name, _task_options(task), task.about) for name, task in TASKS.items()),
+        _subcommand("climbmix", Climbmix, Climbmix.about, CLIMBMIX_EXAMPLES),
+        _subcommand("text", Text, Text.about, TEXT_EXAMPLES),
+        _subcommand("stdlib", Stdlib, Stdlib.about, STDLIB_EXAMPLES),
+        *(
+            _subcommand(name, _task_options(task), task.about, TASK_EXAMPLES.format(task=name))
+            for name, task in TASKS.items()
+        ),
     ]
 
 

@@ -62,7 +62,7 @@ class Core(Evaluating):
             plain=self.plain,
             verify_sharing=self.verify_sharing,
             replace=self.replace,
-            progress=line and (lambda progress: line.show(str(progress))),
+            progress=line and (lambda progress: line.show(*progress.parts, share=progress.share)),
         )
         if line is not None:
             line.close()

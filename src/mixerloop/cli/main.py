@@ -9,6 +9,7 @@ from mixerloop import __version__, machine
 from mixerloop.cli import (
     bench,
     catalog_verbs,
+    completion,
     data,
     describe,
     doctor,
@@ -52,11 +53,27 @@ Verb = (
     | Annotated[generate.Generate, tyro.conf.subcommand("generate", description=generate.HELP)]
     | Annotated[export.Export, tyro.conf.subcommand("export", description=export.HELP)]
     | Annotated[import_verb.Import, tyro.conf.subcommand("import", description=import_verb.HELP)]
+    | Annotated[
+        completion.Completion, tyro.conf.subcommand("completion", description=completion.HELP)
+    ]
 )
 
 
+HELP = """Which part of a language model should loop, how often, and did the later passes pay?
+
+Train looped language models, measure what each pass does, and compare schedules with intervals.
+
+examples:
+  mixerloop describe nano
+  mixerloop train nano-hops --schedule mixer_loop
+  mixerloop transport runs/nano-hops-mixer_loop
+  mixerloop study quick
+  mixerloop --version
+"""
+
+
 def main() -> None:
-    """Which part of a language model should loop, how often, and did the later passes pay?"""
+    """Run the verb that the command line names, as a program."""
     run_program(_run)
 
 
@@ -64,7 +81,7 @@ def _run() -> None:
     if sys.argv[1:] == [VERSION]:
         print(f"mixerloop {__version__}")
         return
-    verb = parse(Verb, sys.argv[1:], about=main.__doc__)
+    verb = parse(Verb, sys.argv[1:], about=HELP)
     machine.settle()
     load_plugins()
     verb.run()

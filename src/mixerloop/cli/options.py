@@ -1,7 +1,8 @@
 """The command line as a verb with its options; an error in it is a ValueError of one line.
 
-The parser prints errors in a frame of several lines and exits. Its words are taken out of the
-frame here, and an unknown word is named together with the nearest name in the parser's help.
+The parser prints errors in a frame of several lines and exits. The tree of verbs says what is wrong
+instead, with the nearest name; where the tree does not know, the words of the parser are taken out
+of their frame.
 """
 
 import contextlib
@@ -17,9 +18,11 @@ from typing import Any
 
 import tyro
 
+from mixerloop.cli.overview import PROGRAM, overview
+from mixerloop.cli.verb_tree import HELP, Option, Verb, tree_of
 from mixerloop.parsing import one_line, suggest
 
-PROGRAM = "mixerloop"
+HELPS = ("-h", HELP)
 VERSION = "--version"
 COLUMNS, WIDE = "COLUMNS", "100000"
 """The width of a frame whose text is read: at 80 columns long words would be cut."""
@@ -29,39 +32,34 @@ MAY_BE_EMPTY = ("prompt", "stop", "schedule")
 """Options of text whose own checks know what empty text means."""
 RULE = re.compile(r"\s*-{5,}\s*")
 """A line between two sections of a frame."""
-OPTION = re.compile(r"^\s*(?:-\w, )?(--[\w.-]+)", re.MULTILINE)
-"""The name of an option where help describes it."""
-COMPLETION = re.compile(r"--tyro[-_](?:print|write)[-_]completion")
-SHELLS = ("bash", "zsh", "tcsh", "fish")
-REWORDED = (
-    (r"Error parsing ", ""),
-    (r"invalid literal for int\(\) with base 10: (.*)", r"\1 is not a whole number"),
-    (r"could not convert string to float: (.*)", r"\1 is not a number"),
-    (r"no type matching (\S+) could be instantiated from \[(.*?)\]\..*", r"\2 is not of type \1"),
-    (r"Could not find valid parse for arguments: \[(.*)\]", r"\1 is not of its type"),
-    (r"Missing value for argument '(\S+)'\. Expected.*", r"\1 needs a value"),
-    (
-        r"invalid choice '(.*)' for argument '(\S+)'\. Expected one of \((.*)\)\.",
-        r"\2: unknown value '\1'; known: \3",
-    ),
-)
-"""Words of the parser and of Python, and ours."""
+PARSERS_OWN = re.compile(r"--tyro[-_]")
+"""Options of the parser beside ours; it answers a wrong value with a traceback."""
+NEGATIVE = re.compile(r"-[\d.]")
+"""The beginning of a value that is no option."""
 
 
-def parse(verbs: Any, arguments: Sequence[str], *, about: str | None) -> Any:
+def parse(verbs: Any, arguments: Sequence[str], *, about: str) -> Any:
     """The verb that the arguments name, with its options; `--help` prints help and exits."""
-    if len(arguments) > 1 and COMPLETION.fullmatch(arguments[0]) and arguments[1] not in SHELLS:
+    if arguments and PARSERS_OWN.match(arguments[0]):
         raise ValueError(
-            f"{arguments[0]}: unknown shell '{arguments[1]}'; {suggest(arguments[1], SHELLS)}"
+            f"unknown option {one_line(arguments[0])}; see mixerloop completion --help"
         )
+    verb = tree_of(verbs, about=about).at(arguments)
+    if verb.verbs:
+        words = arguments[len(verb.path) :]
+        if not words or words[0] not in HELPS:
+            raise ValueError(_no_verb(verb, words))
+        print(overview(verb), end="")
+        sys.exit(0)
     try:
         with contextlib.redirect_stderr(io.StringIO()) as said:
-            parsed = _parse(verbs, arguments, about)
+            parsed = _parse(verbs, arguments)
     except SystemExit as stop:
         if stop.code != REJECTED:  # help, or a signal
             raise
-        raise ValueError(_problem(verbs, arguments)) from None
+        raise ValueError(_problem(verbs, verb, arguments)) from None
     sys.stderr.write(said.getvalue())
+    _check_values(verb, arguments)
     if any(word == "" or word.endswith("=") for word in arguments):
         names_this_folder = any(word == "." or word.endswith("=.") for word in arguments)
         _check_not_empty(parsed, ("",) if names_this_folder else ("", Path()))
@@ -81,12 +79,11 @@ def _check_not_empty(options: Any, empty: tuple[str | Path, ...]) -> None:
             raise ValueError(f"{name.replace('__', '.').replace('_', '-')}: is empty")
 
 
-def _parse(verbs: Any, arguments: Sequence[str], about: str | None = None) -> Any:
+def _parse(verbs: Any, arguments: Sequence[str]) -> Any:
     return tyro.cli(
         verbs,
         args=list(arguments),
         prog=PROGRAM,
-        description=about,
         config=(
             tyro.conf.DisallowNone,
             tyro.conf.FlagCreatePairsOff,
@@ -97,61 +94,127 @@ def _parse(verbs: Any, arguments: Sequence[str], about: str | None = None) -> An
     )
 
 
-def _problem(verbs: Any, arguments: Sequence[str]) -> str:
+def _check_values(verb: Verb, arguments: Sequence[str]) -> None:
+    """Reject values that the parser accepts in silence.
+
+    It drops an option for any number of values that has none, and takes the value of `--flag=value`
+    for a positional argument.
+    """
+    for given in _given(verb, arguments[len(verb.path) :]):
+        if given.option is not None and (problem := _count_problem(given.option, given)):
+            raise ValueError(f"{problem}; {_see(verb.path)}")
+
+
+@dataclasses.dataclass
+class Given:
+    """An option on the command line with its values; positional arguments have no name."""
+
+    name: str
+    option: Option | None
+    """None if the verb has no such option."""
+    values: list[str]
+    has_equals: bool = False
+
+
+def _given(verb: Verb, words: Sequence[str]) -> list[Given]:
+    """The options of a command line in their order, and its positional arguments at the end."""
+    options, positional = list[Given](), Given("", None, [])
+    for word in words:
+        if word == "--":
+            continue
+        last = options[-1] if options else positional
+        if word.startswith("-") and not NEGATIVE.match(word):
+            name, equals, value = word.partition("=")
+            options.append(Given(name, verb.option(name), [value] * bool(equals), bool(equals)))
+        elif last.option is not None and _takes_more(last.option, last.values):
+            last.values.append(word)
+        else:
+            positional.values.append(word)
+    return [*options, positional]
+
+
+def _takes_more(option: Option, values: Sequence[str]) -> bool:
+    return not option.is_flag and (option.is_many or not values)
+
+
+def _problem(verbs: Any, verb: Verb, arguments: Sequence[str]) -> str:
     """What is wrong with arguments that the parser rejects."""
-    printed = _printed(verbs, arguments)
-    title_lines, *sections = _sections(printed)
-    if not title_lines or not all(sections):  # another version of tyro draws another frame
-        return one_line(printed)
-    title = title_lines[0]
-    path = _path(verbs, arguments)
-    left = [word for word in arguments[len(path) :] if word != "--"]
-    if title == "Missing subcommand" and not left:
-        return f"{_where(path)}name a verb: {', '.join(_subcommands(verbs, path))}"
-    if title == "Missing subcommand":
-        return _unknown(verbs, path, left[0])
-    for section in sections:
-        if section[0].startswith("Unrecognized"):
-            text = " ".join(section)
-            named = [word for word in left if word and " ".join(word.split()) in text]
-            return _unknown(verbs, path, named[0] if named else section[-1])
-    if title == "Required options":
-        missing = [line for line in sections[0][1:] if re.match(r"--\S+|[A-Z_]+$", line)]
-        return f"{_where(path)}give {' and '.join(missing)}; {_see(path)}"
-    problem = " ".join(sections[0]) if sections else title
-    for theirs, ours in REWORDED:
-        problem = re.sub(theirs, ours, problem)
-    return f"{problem.rstrip('.')}; {_see(path)}"
+    *options, positional = _given(verb, arguments[len(verb.path) :])
+    for given in options:
+        if problem := _option_problem(verb, given):
+            return problem
+    places = [option for option in verb.options if option.is_positional]
+    for option, value in zip(places, positional.values, strict=False):
+        if problem := _value_problem(option, option.name, value):
+            return f"{_where(verb.path)}{problem}; {_see(verb.path)}"
+    if len(positional.values) > len(places) and not any(option.is_many for option in places):
+        word = one_line(positional.values[len(places)])
+        return f"{_where(verb.path)}'{word}' belongs to no option; {_see(verb.path)}"
+    return _parsers_words(verb, _printed(verbs, arguments))
 
 
-def _unknown(verbs: Any, path: Sequence[str], word: str) -> str:
-    """The error about a word that is no verb and no option, with the nearest name."""
-    where = _where(path)
-    if not word.startswith("-") and (known := _subcommands(verbs, path)):
-        return f"{where}unknown verb '{word}'; {suggest(word, known)}"
-    if not word.startswith("-"):
-        return f"{where}'{word}' belongs to no option; {_see(path)}"
-    options = [*OPTION.findall(_printed(verbs, [*path, "--help"])), *([] if path else [VERSION])]
-    name = word.partition("=")[0]
+def _no_verb(verb: Verb, words: Sequence[str]) -> str:
+    """The error about a command line whose verb is missing or unknown."""
+    where = _where(verb.path)
+    if not words:
+        return f"{where}name a verb: {', '.join(verb.names)}"
+    if not words[0].startswith("-"):
+        return f"{where}unknown verb '{one_line(words[0])}'; {suggest(words[0], verb.names)}"
+    name = words[0].partition("=")[0]
+    having = [below.path[-1] for below in verb.verbs if below.option(name) is not None]
+    if having:
+        return f"{where}name a verb before {name}: {', '.join(having)}"
+    return _unknown_option(verb, name)
+
+
+def _option_problem(verb: Verb, given: Given) -> str | None:
+    option = given.option
+    if option is None:
+        return _unknown_option(verb, given.name)
+    if problem := _count_problem(option, given):
+        return f"{problem}; {_see(verb.path)}"
+    for value in given.values:
+        if problem := _value_problem(option, given.name, value):
+            return f"{problem}; {_see(verb.path)}"
+    return None
+
+
+def _count_problem(option: Option, given: Given) -> str | None:
+    """Whether there are too few or too many values."""
+    if option.is_flag:
+        return f"{given.name} takes no value" if given.has_equals else None
+    return None if given.values else f"{given.name} needs a value"
+
+
+def _value_problem(option: Option, name: str, value: str) -> str | None:
+    shown = one_line(repr(value))
+    if option.choices and value not in option.choices:
+        return f"{name}: unknown value {shown}; {suggest(value, option.choices)}"
+    if option.number is not None:
+        try:
+            option.number(value)
+        except ValueError:
+            return f"{name}: {shown} is not a {'whole ' * (option.number is int)}number"
+    return None
+
+
+def _unknown_option(verb: Verb, name: str) -> str:
+    options = [*verb.option_names, *([] if verb.path else [VERSION])]
     near = difflib.get_close_matches(name.replace("_", "-"), options, n=1)
     meant = f"did you mean {near[0]}? " if near else ""
-    return f"{where}unknown option {name}; {meant}{_see(path)}"
+    return f"{_where(verb.path)}unknown option {one_line(name)}; {meant}{_see(verb.path)}"
 
 
-def _path(verbs: Any, arguments: Sequence[str]) -> list[str]:
-    """The verb and its subcommands at the beginning of the arguments."""
-    path: list[str] = []
-    for word in arguments:
-        if word not in _subcommands(verbs, path):
-            break
-        path.append(word)
-    return path
-
-
-def _subcommands(verbs: Any, path: Sequence[str]) -> list[str]:
-    """The verbs that may follow a path of verbs; none after the last of them."""
-    usage = re.search(r"^usage: .*\{(.*)\}$", _printed(verbs, [*path, "--help"]), re.MULTILINE)
-    return usage[1].split(",") if usage else []
+def _parsers_words(verb: Verb, printed: str) -> str:
+    """The message in the frame that the parser prints; it knows what is required."""
+    title, *sections = _sections(printed)
+    if not title or not all(sections):  # another version of tyro draws another frame
+        return one_line(printed)
+    if title[0] == "Required options":
+        missing = [line for line in sections[0][1:] if re.match(r"--\S+|[A-Z_]+$", line)]
+        return f"{_where(verb.path)}give {' and '.join(missing)}; {_see(verb.path)}"
+    problem = " ".join(sections[0]) if sections else title[0]
+    return f"{problem.removeprefix('Error parsing ').rstrip('.')}; {_see(verb.path)}"
 
 
 def _printed(verbs: Any, arguments: Sequence[str]) -> str:

@@ -60,6 +60,8 @@ class Train:
     def run(self) -> None:
         """Train or resume, print the outcome, and exit with an error if a signal stopped it."""
         overrides = self._tables()
+        if self.config is None and self.resume is None:
+            raise ValueError("name a config to train, or a run to go on with: --resume RUN")
         from mixerloop.training.display import show_training
 
         display = None if self.json else show_training
@@ -78,8 +80,7 @@ class Train:
                 display=display,
             )
         else:
-            if self.config is None:
-                raise ValueError("name a config to train, or a run to go on with: --resume RUN")
+            assert self.config is not None
             parent = None if self.parent is None else _opened(self.parent)
             base = None if parent is None else parent.model
             config = configs.load(self.config, overrides, base=base)

@@ -61,7 +61,9 @@ def take_task(subject: Subject, variant: Variant, line: ProgressLine) -> TaskRes
 
 def take_core(subject: Subject, variant: Variant, line: ProgressLine) -> CoreResult:
     """The scores on all tasks of CORE."""
-    return evaluate_core(subject, progress=lambda progress: line.show(str(progress)))
+    return evaluate_core(
+        subject, progress=lambda progress: line.show(*progress.parts, share=progress.share)
+    )
 
 
 def take_transport(subject: Subject, variant: Variant, line: ProgressLine) -> TransportResult:

@@ -34,12 +34,12 @@ def _parameters(trainer: Trainer) -> str:
 
 
 class TrainingLine:
-    """A watcher that shows the latest step on one line, which it overwrites."""
+    """A watcher that shows the latest step and how much of the budget is used."""
 
     def __init__(self, total_steps: int | None) -> None:
-        self._total = f"/{total_steps:,}" if total_steps else ""
+        self._total_steps = total_steps
         self._line = ProgressLine()
-        self._held_out = ""
+        self._held_out: tuple[str, ...] = ()
 
     def say(self, text: str) -> None:
         """Print a line above the progress line."""
@@ -48,11 +48,16 @@ class TrainingLine:
     def step(self, metrics: Metrics, timing: Timing) -> None:
         """Show a step, with the last validation NLL there was."""
         if metrics.held_out_nll is not None:
-            self._held_out = f"  held-out {metrics.held_out_nll:.4f}"
+            self._held_out = (f"held-out {metrics.held_out_nll:.4f}",)
+        total = self._total_steps
         self._line.show(
-            f"step {metrics.step:,}{self._total}  loss {metrics.loss:.4f}{self._held_out}  "
-            f"{timing.tokens_per_second:,.0f} tokens/s  {timing.gemm_share:.0%} of GEMM  "
-            f"{duration(timing.seconds_left)} left"
+            f"step {metrics.step:,}/{total:,}" if total else f"step {metrics.step:,}",
+            f"loss {metrics.loss:.4f}",
+            *self._held_out,
+            f"{timing.tokens_per_second:,.0f} tokens/s",
+            f"{timing.gemm_share:.0%} of GEMM",
+            f"{duration(timing.seconds_left)} left",
+            share=metrics.step / total if total else None,
         )
 
     def flush(self) -> None:

@@ -33,10 +33,21 @@ class CoreProgress:
     seconds_left: float
 
     def __str__(self) -> str:
+        return "  ".join(self.parts)
+
+    @property
+    def parts(self) -> tuple[str, str, str]:
+        """The examples, the rate and the time that is left, as text."""
         return (
-            f"{self.task}: {self.done:,} of {self.total:,} examples  "
-            f"{self.tokens_per_second:,.0f} tokens/s  {duration(self.seconds_left)} left"
+            f"{self.task}: {self.done:,} of {self.total:,} examples",
+            f"{self.tokens_per_second:,.0f} tokens/s",
+            f"{duration(self.seconds_left)} left",
         )
+
+    @property
+    def share(self) -> float:
+        """The share of the examples that is answered."""
+        return self.done / self.total
 
 
 Progress = Callable[[CoreProgress], None]
