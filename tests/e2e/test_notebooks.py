@@ -27,7 +27,10 @@ def test_a_notebook_is_valid_short_and_names_no_path_of_a_machine(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert outputs
     assert all(output.output_type != "error" for output in outputs)
+    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    assert counts == list(range(1, len(counts) + 1))  # run once, from the start, and saved
     assert all(len(cell.source.splitlines()) <= MOST_LINES for cell in notebook.cells)
     assert MACHINE_PATH.search(path.read_text()) is None
 
