@@ -1,6 +1,8 @@
 """SmolLM2-135M-Instruct, as `make pretrained` installs it, beside `transformers`."""
 
 import importlib.util
+import lzma
+import os
 from pathlib import Path
 
 import pytest
@@ -8,12 +10,18 @@ import torch
 import torch.nn.functional as F
 
 import needs
+from mixerloop.data.corpora import prepare_text
+from mixerloop.data.prepared import open_prepared
+from mixerloop.evaluation.held_out_nll import evaluate_nll
+from mixerloop.evaluation.hugging_face_scorer import HuggingFaceScorer
+from mixerloop.evaluation.nll import measure, summarise
 from mixerloop.interop import gguf
 from mixerloop.interop.conversion import export_run, import_run
 from mixerloop.interop.loading import open_subject
 from mixerloop.model.generation import Sampling, generate
 
 pytestmark = [pytest.mark.slow, pytest.mark.data, needs.SMOLLM2.mark]
+NUM_CHAPTERS = 2
 TEXT = (
     "Once upon a time, in a village by the sea, there lived an old fisherman who had three "
     "daughters. The eldest mended his nets, the second sold his fish, and the youngest asked him, "
@@ -72,6 +80,29 @@ def test_fifty_greedy_tokens_are_the_same(folder, theirs):
     )
     wanted = model.generate(prompt, max_new_tokens=50, do_sample=False, eos_token_id=None)
     assert [int(token) for token in ours] == wanted[0, prompt.shape[1] :].tolist()
+
+
+@needs.CORPUS.mark
+def test_novels_have_the_same_nll(folder, theirs, tmp_path):
+    """Chapters that are held out; benchmarks/loop_pretrained.py measures whole files."""
+    corpus = Path(os.environ[needs.CORPUS_VARIABLE])
+    with lzma.open(corpus / "novels_valid.jsonl.xz", "rt") as lines:
+        chapters = [line for _, line in zip(range(NUM_CHAPTERS + 1), lines, strict=False)]
+    (tmp_path / "train.jsonl").write_text(chapters[0])
+    (tmp_path / "held_out.jsonl").write_text("".join(chapters[1:]))
+    prepare_text(
+        [tmp_path / "train.jsonl"],
+        tmp_path / "data",
+        held_out=[tmp_path / "held_out.jsonl"],
+        tokenizer=folder / "run",
+    )
+    subject = open_subject(folder / "run", keep=False)
+    ours = evaluate_nll(subject, data=tmp_path / "data", context=512)
+    held_out = open_prepared(tmp_path / "data").held_out(512)
+    wanted = summarise(measure(HuggingFaceScorer(theirs[0]), held_out), held_out)
+    assert ours.tokens == wanted.tokens
+    assert ours.tokens > 2_000
+    assert ours.nll.value == pytest.approx(wanted.nll.value, abs=1e-4)
 
 
 def test_the_exported_folder_is_read_by_transformers(folder, theirs):
