@@ -134,7 +134,7 @@ def test_a_coda_that_is_not_there_is_rejected():
             {"pass_damping": "block"},
             "begins a pass before the last",
         ),
-        ("ffn_loop(3)", {"pass_damping": "block"}, "ends a pass that has not begun"),
+        ("ffn_loop(3)", {"pass_damping": "block"}, "repeats something else"),
         ("block_loop(3)", {"pass_norm": "stack"}, "begins a pass before the last"),
         ("mixer_loop(3)", {"input_injection": "ffn"}, "repeats something else"),
         ("full_loop(2)", {"input_injection": "block"}, "after a pass of another layer"),

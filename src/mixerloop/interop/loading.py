@@ -95,7 +95,7 @@ def open_subject(
     config = loaded.config.model
     occurrences = resolve(config.schedule if schedule is None else schedule, config.num_layers)
     if schedule is not None:
-        _check_rules(config, occurrences)
+        _check_rules(loaded.model, occurrences)
     model = loaded.model if damping is None else _damped(loaded.model, occurrences, damping)
     return Subject(
         folder=loaded.folder,
@@ -110,22 +110,22 @@ def open_subject(
     )
 
 
-def _check_rules(config: ModelConfig, schedule: Schedule) -> None:
+def _check_rules(model: LoopedLM, schedule: Schedule) -> None:
     """Reject a loop round other layers than those that the rules of the model belong to."""
     if num_passes_of(schedule) == 1:
         return
-    own = config.occurrences()
-    for name, options in config.pass_rules().items():
-        passes = Passes.round_unit(options.unit, own)
+    for rule, (name, options) in zip(
+        model.pass_rules, model.config.pass_rules().items(), strict=True
+    ):
         try:
-            passes.check(schedule)
+            rule.check(schedule)
             now = Passes.round_unit(options.unit, schedule)
-            if (now.first, now.last) != (passes.first, passes.last):
+            if (now.first, now.last) != (rule.passes.first, rule.passes.last):
                 raise ValueError("the schedule repeats other layers")
         except ValueError as error:
             raise ValueError(
-                f"model.{name} belongs to the loop of {notation(own)}: {error}; import or train "
-                "the model under the schedule"
+                f"model.{name} belongs to the loop of {notation(model.schedule)}: {error}; import "
+                "or train the model under the schedule"
             ) from None
 
 

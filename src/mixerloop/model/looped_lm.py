@@ -29,7 +29,7 @@ from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.ops.native_library import row_form
 from mixerloop.ops.precision import product_dtype
 from mixerloop.ops.sliced_cross_entropy import sliced_cross_entropy, token_losses
-from mixerloop.schedule import Occurrence, Schedule, Sublayer, num_passes_of
+from mixerloop.schedule import Occurrence, Schedule, Sublayer
 
 T = TypeVar("T")
 WEIGHT_DTYPES = (torch.float32, torch.float64)
@@ -121,12 +121,6 @@ class LoopedLM(nn.Module):
             rule.check(self.schedule)
         except ValueError as error:
             raise ValueError(f"model.{name}.unit = '{options.unit}': {error}") from None
-        is_loop = num_passes_of(self.schedule) > 1 and options.unit != "coda"
-        if is_loop and not passes.repeat_in(self.schedule):
-            raise ValueError(
-                f"model.{name}.unit = '{options.unit}': the schedule {self.config.schedule} "
-                "repeats something else"
-            )
         return rule
 
     @property

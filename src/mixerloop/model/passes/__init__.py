@@ -70,7 +70,9 @@ class Passes:
         return occurrence.sublayer == sublayer and layer in (None, occurrence.layer)
 
     def check(self, schedule: Schedule) -> None:
-        """Raise unless each pass of a schedule ends before another pass begins."""
+        """Raise unless passes repeat, where anything does, and end before another pass begins."""
+        if num_passes_of(schedule) > 1 and not self._repeat_in(schedule):
+            raise ValueError("the schedule repeats something else")
         is_open = False
         for occurrence in schedule:
             if self.opens(occurrence):
@@ -82,8 +84,7 @@ class Passes:
                     raise ValueError(f"{occurrence} ends a pass that has not begun")
                 is_open = False
 
-    def repeat_in(self, schedule: Schedule) -> bool:
-        """Whether a schedule makes a second pass."""
+    def _repeat_in(self, schedule: Schedule) -> bool:
         return any(self.opens(occurrence) and occurrence.pass_index > 0 for occurrence in schedule)
 
     def number_in(self, schedule: Schedule) -> int:
@@ -155,8 +156,7 @@ class PassRule(nn.Module, ABC):
     ) -> tuple[Residual, Losses | None]: ...
 
     def check(self, schedule: Schedule) -> None:
-        """Raise if this rule cannot do its work under a schedule."""
-        self.passes.check(schedule)
+        """Raise if this rule cannot do its work under a schedule; by default it always can."""
 
     def acts(self, occurrence: Occurrence) -> bool:
         """Whether the weights of this rule are used where this occurrence begins or ends a pass."""

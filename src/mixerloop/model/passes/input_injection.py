@@ -25,7 +25,7 @@ class InputInjection(PassRule):
 
     def check(self, schedule: Schedule) -> None:
         """The passes of a layer must follow each other: one residual is kept at a time."""
-        super().check(schedule)
+        self.passes.check(schedule)
         layer = None
         for occurrence in filter(self.passes.opens, schedule):
             if occurrence.pass_index > 0 and occurrence.layer != layer:

@@ -9,7 +9,7 @@ from torch import Tensor
 from mixerloop.kinds import PassDampingOptions
 from mixerloop.model.passes import Passes, PassPlace, PassRule
 from mixerloop.model.sublayer import Losses
-from mixerloop.schedule import Occurrence
+from mixerloop.schedule import Occurrence, Schedule
 
 Residual = Float[Tensor, "batch seq d_model"]
 
@@ -20,6 +20,10 @@ class PassDamping(PassRule):
     def __init__(self, options: PassDampingOptions, passes: Passes, place: PassPlace) -> None:
         super().__init__(passes)
         self.share = options.share
+
+    def check(self, schedule: Schedule) -> None:
+        """A pass must end before another begins."""
+        self.passes.check(schedule)
 
     def open(
         self, residual: Residual, kept: Residual | None, occurrence: Occurrence

@@ -7,7 +7,7 @@ from mixerloop.kinds import PassNormOptions
 from mixerloop.model.norm import RMSNorm
 from mixerloop.model.passes import Passes, PassPlace, PassRule
 from mixerloop.model.sublayer import Losses
-from mixerloop.schedule import Occurrence
+from mixerloop.schedule import Occurrence, Schedule
 
 Residual = Float[Tensor, "batch seq d_model"]
 
@@ -19,10 +19,16 @@ class PassNorm(PassRule):
         super().__init__(passes)
         if options.unit == "coda" and options.before == "later":
             raise ValueError("pass_norm: a coda runs once, so it needs before = 'every'")
+        self.is_coda = options.unit == "coda"
         self.before_first = options.before == "every"
         final = place.final_norm
         self.norm = None if options.shared else RMSNorm(place.d_model, final.eps, form=final.form)
         self._final_norm = (final,)  # in a tuple, so that its weights are not saved twice
+
+    def check(self, schedule: Schedule) -> None:
+        """Passes must be those of a loop, or a coda, which runs once."""
+        if not self.is_coda:
+            self.passes.check(schedule)
 
     def open(
         self, residual: Residual, kept: Residual | None, occurrence: Occurrence
