@@ -13,6 +13,7 @@ from typing import Any
 
 from mixerloop.parsing import suggest
 from mixerloop.results import Over, Result
+from mixerloop.schedule import Schedule, Sublayer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,8 @@ class Measure:
     a measure that is not compared."""
     scores: tuple[Score, ...] = ()
     """The scores that `units` returns."""
+    of_repeated: Sublayer | None = None
+    """The sublayer that a schedule must repeat for a study to take the measure; None for any."""
     warn_if_unmeasured: bool = False
     """Whether a comparison mentions the measure even if no run has a result of it."""
 
@@ -62,6 +65,13 @@ class Measure:
     def file(self) -> str:
         """The name of the result file."""
         return f"{self.name}.json"
+
+    def applies_to(self, schedule: Schedule) -> bool:
+        """Whether a study measures models with this schedule."""
+        return self.of_repeated is None or any(
+            occurrence.sublayer == self.of_repeated and occurrence.pass_index > 0
+            for occurrence in schedule
+        )
 
     def details_in(self, folder: Path) -> Path:
         """The path of the details, which are beside the result file in a folder."""
@@ -220,5 +230,6 @@ register(
         result="mixerloop.transport.routing_result:RoutingResult",
         take="mixerloop.studies.measuring:take_routing",
         command="mixerloop evaluate routing",
+        of_repeated="ffn",
     )
 )

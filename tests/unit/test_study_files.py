@@ -59,6 +59,15 @@ def test_the_studies_of_the_catalog_can_be_planned(path):
     assert [cell.number for cell in plan.cells] == list(range(1, len(plan.cells) + 1))
 
 
+def test_routing_is_measured_of_models_that_loop_their_experts():
+    plan = plan_of(STUDIES / "experts.toml")
+    routed = {cell.arm for cell in plan.cells if "routing" in cell.measure}
+    assert routed == {"ffn_loop", "full_loop"}
+    parts = {part.name: part.measure for part in plan.summary().parts}
+    assert parts["sparse"] == ("nll", "transport", "routing")
+    assert {cell.measure for cell in plan.cells if cell.variant.is_tuning} == {("nll",)}
+
+
 def test_the_released_study_has_the_residual_and_the_weights_of_each_architecture():
     plan = plan_of(STUDIES / "released-15m.toml")
     rules = {cell.arm: cell.config.model.pass_rules() for cell in plan.cells}

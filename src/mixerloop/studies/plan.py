@@ -182,7 +182,7 @@ class Plan:
         return PlannedPart(
             name=variant.name,
             match=part.match,
-            measure=cells[0].measure,
+            measure=tuple(dict.fromkeys(name for cell in cells for name in cell.measure)),
             seeds=tuple(dict.fromkeys(cell.seed for cell in cells)),
             data=" ".join(part.prepare),
             compute_dtype=train.compute_dtype,
@@ -295,7 +295,7 @@ def make_plan(file: StudyFile, folder: Path, *, parent: Path | None = None) -> P
                         seed=seed,
                         config=dataclasses.replace(config, train=seeded),
                         context=_context(config, part),
-                        measure=(TUNING_MEASURE,) if variant.is_tuning else part.measure,
+                        measure=_measures(variant, config.model),
                         parameters=_parameters(config.model),
                         flops_per_token=_flops(config, part),
                         cpus=part.cpus,
@@ -512,6 +512,14 @@ def _flops(config: RunConfig, part: PartSettings) -> float:
     if context is None:
         return training_flops_per_token(model)
     return training_flops_per_token(model, context=context)
+
+
+def _measures(variant: Variant, model: ModelConfig) -> tuple[str, ...]:
+    """The measures of the part that say something about a model."""
+    if variant.is_tuning:
+        return (TUNING_MEASURE,)
+    schedule = model.occurrences()
+    return tuple(name for name in variant.part.measure if MEASURES[name].applies_to(schedule))
 
 
 def _parameters(config: ModelConfig) -> int:
