@@ -112,6 +112,7 @@ def help_topics(path: Path) -> None:
     from pydoc_data.topics import topics
 
     lines = [json.dumps({"text": topics[name]}) for name in sorted(topics)]
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, "\n".join(lines) + "\n")
 
 
