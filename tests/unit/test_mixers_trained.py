@@ -12,8 +12,10 @@ from mixerloop.model.checkpoint import load_model
 from mixerloop.model.ffns.experts import Experts
 from mixerloop.result_files import read_result
 from mixerloop.schedule import LOOPS
+from mixerloop.studies.reporting import make_report
 from mixerloop.training.parallel import Ranks
 from mixerloop.training.run_setup import begin
+from mixerloop.training.sessions import train
 from mixerloop.training.trainer import Trainer
 from mixerloop.transport.measurement import Looking
 from mixerloop.transport.routing import measure_routing, num_new_experts, routes_of
@@ -106,12 +108,8 @@ def test_routes_are_those_of_each_pass():
 
 
 def test_routing_divergence_is_measured_and_kept(data, tmp_path):
-    config = begin(
-        tmp_path / "run",
-        run_config("experts", "full_loop(3)", data, steps=1, checkpoint_every=1),
-        ranks=Ranks(),
-    )
-    Trainer(tmp_path / "run", config, ranks=Ranks()).train()
+    config = run_config("experts", "full_loop(3)", data, steps=1, checkpoint_every=1)
+    train(config, tmp_path / "run")
     subject = open_subject(tmp_path / "run")
     result = measure_routing(subject, Looking(windows=4))
     assert subject.results is not None
@@ -124,6 +122,13 @@ def test_routing_divergence_is_measured_and_kept(data, tmp_path):
             assert changed.lower <= changed.value <= changed.upper <= 1
             assert moved.value <= changed.value <= 2 * moved.value
     assert any(layer.changed[0].value > 0 for layer in result.layers)
+    make_report([tmp_path / "run"], out=tmp_path / "page.html")
+    page = (tmp_path / "page.md").read_text()
+    for layer in result.layers:
+        for number, changed in enumerate(layer.changed, start=1):
+            cells = f"| {layer.layer} | {number} to {number + 1} | {changed.value:.1%} ["
+            assert cells in page
+    assert "draws at random has 50% new experts" in page
     once = open_subject(tmp_path / "run", schedule="mixer_loop(2)")
     with pytest.raises(ValueError, match="runs each ffn with experts once"):
         measure_routing(once, Looking(windows=4))

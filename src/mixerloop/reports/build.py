@@ -28,6 +28,7 @@ from mixerloop.reports.family_section import (
 from mixerloop.reports.kept_gain import kept_gain
 from mixerloop.reports.provenance_section import provenance
 from mixerloop.reports.results_section import arm_names, results
+from mixerloop.reports.routing_section import routing
 from mixerloop.reports.schedule_diagram import draw
 from mixerloop.reports.study_results import (
     ArmResults,
@@ -245,3 +246,4 @@ register_section("compared", _compared)
 register_section("results", results)
 register_section("share of the full loop's gain", kept_gain)
 register_section("what each pass does", transport)
+register_section("which experts each pass chooses", routing)
