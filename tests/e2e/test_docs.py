@@ -121,7 +121,7 @@ def commands(text):
 def test_the_verbs_and_options_of_commands_exist(name):
     for words in commands(FILES[name]):
         if "--section.key" not in words:  # stands for any key of a config
-            parse(Verb, words, about=None)
+            parse(Verb, words, about="")
 
 
 def test_there_are_commands_in_the_pages():

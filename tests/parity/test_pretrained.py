@@ -557,8 +557,10 @@ def write_gguf(path, *, without=(), also=(), settings=()):
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     for key, value in settings:
-        add = writer.add_string if isinstance(value, str) else writer.add_float32
-        add(key, value)
+        if isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_float32(key, value)
     shapes = {"token_embd.weight": (rows, d_model), "output_norm.weight": (d_model,)}
     for layer in range(2):
         of_layer = {
