@@ -70,7 +70,8 @@ def test_a_fresh_run_says_where_it_came_from(fresh):
     mixing = {"native": {"gated_delta_mixing": "native"}}.get(
         choose_form("auto"), {"gated_delta_mixing": "torch", "gated_delta_rule": "torch"}
     )
-    rows = dict.fromkeys(("cross_entropy", "rms_norm", "swiglu"), choose_form("auto"))
+    on_rows = ("cross_entropy", "rms_norm", "row_product", "swiglu")
+    rows = dict.fromkeys(on_rows, choose_form("auto"))
     assert provenance["forms"] == mixing | rows
     assert (fresh / runs.CONFIG).exists()
     check_seal(fresh / "checkpoints" / "step-0")

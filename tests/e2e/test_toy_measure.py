@@ -40,7 +40,7 @@ def test_a_study_measures_it_and_keeps_a_typed_result(place):
     result = read_result(place / RUNS[0] / "results", TOY)
     assert isinstance(result, PositiveResult)
     assert result.positive.lower < result.positive.value < result.positive.upper
-    operators = {"cross_entropy", "rms_norm", "swiglu", "gated_delta_mixing"}
+    operators = {"cross_entropy", "rms_norm", "row_product", "swiglu", "gated_delta_mixing"}
     assert operators <= result.provenance.forms.keys() <= {*operators, "gated_delta_rule"}
 
 

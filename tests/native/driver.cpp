@@ -119,15 +119,28 @@ bool rows(int type, int set) {
            !mixerloop_run(CROSS_ENTROPY, type, &loss, set, 1, nullptr);
 }
 
+// Weights are as wide as the tokens: bfloat16 has no such product.
+template <class T>
+bool product(int type, int set) {
+    const std::int64_t num = number(4), d_input = number(90), d_output = number(90);
+    auto x = values<T>(num * d_input), weight = values<T>(d_output * d_input);
+    auto bias = values<T>(d_output), y = values<T>(num * d_output);
+    const bool has_bias = generator() % 2;
+    const RowProductCall call{num, d_input, d_output, x.data(), weight.data(),
+                              has_bias ? bias.data() : nullptr, y.data()};
+    return !mixerloop_run(ROW_PRODUCT, type, &call, set, 1, nullptr);
+}
+
 template <class T, class S>
 bool all(int type, int set) {
-    return rule<T, S>(type, set) && mixing<T, S>(type, set) && rows<T, S>(type, set);
+    return rule<T, S>(type, set) && mixing<T, S>(type, set) && rows<T, S>(type, set) &&
+           (type == BFLOAT16 || product<T>(type, set));
 }
 
 int main() {
     int calls = 0;
     for (int set = 0; set <= mixerloop_best_set(); ++set)
-        for (int times = 0; times < 40; ++times, calls += 36)
+        for (int times = 0; times < 40; ++times, calls += 38)
             if (!(all<float, float>(FLOAT32, set) && all<double, double>(FLOAT64, set) &&
                   all<float, Bits>(BFLOAT16, set)))
                 return 1;

@@ -2,11 +2,12 @@
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixerloop.kinds.mixers import DeltaRuleOptions
 from mixerloop.model.linear_mixer import LinearMixer, unit_length
 from mixerloop.model.norm import RMSNorm
+from mixerloop.model.projection import Projection
 from mixerloop.model.short_convolution import ShortConvolution
 from mixerloop.model.sublayer import Place, State
 
@@ -25,10 +26,10 @@ class DeltaMixer(LinearMixer):
         self.largest_write = options.largest_write
         self.d_keys, self.d_values = self.num_heads * self.d_key, self.num_heads * self.d_value
         channels = 2 * self.d_keys + self.d_values
-        self.qkv_proj = nn.Linear(place.d_model, channels, bias=False)
+        self.qkv_proj = Projection(place.d_model, channels, form=place.form)
         self.qkv_conv = ShortConvolution(channels, options.conv_width)
         self.output_norm = RMSNorm(self.d_value, place.norm_eps, form=place.form)
-        self.output_proj = nn.Linear(self.d_values, place.d_model, bias=False)
+        self.output_proj = Projection(self.d_values, place.d_model, form=place.form)
 
     def heads(
         self, x: Float[Tensor, "batch seq d_model"], carried: State | None

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mixerloop.config import Form
+from mixerloop.model.projection import Projection
 from mixerloop.model.sublayer import Cost, MixerModule, Output, Place, State
 from mixerloop.ops.linear_attention import linear_attention
 
@@ -111,9 +112,11 @@ class LinearMixer(MixerModule):
         return {"linear_attention": self.form}
 
 
-def low_rank(d_in: int, rank: int, d_out: int, *, bias: bool = False) -> nn.Sequential:
+def low_rank(d_in: int, rank: int, d_out: int, *, form: Form, bias: bool = False) -> nn.Sequential:
     """A projection of a small rank; `bias` is that of the second matrix."""
-    return nn.Sequential(nn.Linear(d_in, rank, bias=False), nn.Linear(rank, d_out, bias=bias))
+    return nn.Sequential(
+        Projection(d_in, rank, form=form), Projection(rank, d_out, bias=bias, form=form)
+    )
 
 
 def wide(x: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -26,6 +25,7 @@ from mixerloop.model.sublayer import (
 )
 from mixerloop.model.walk import NO_TAPS, Kept, States, Taps, Walked, check_taps, walk
 from mixerloop.ops.gated_delta_rule import choose_form
+from mixerloop.ops.linear import linear
 from mixerloop.ops.native_library import row_form
 from mixerloop.ops.precision import product_dtype
 from mixerloop.ops.sliced_cross_entropy import sliced_cross_entropy, token_losses
@@ -217,7 +217,7 @@ class LoopedLM(nn.Module):
         """Logits at `positions` only: [num] for all rows alike, or [batch, num]; -1 is the last."""
         if positions is not None:
             residual = _at(residual, positions)
-        logits = F.linear(self.final_norm(residual), self.head_weight)
+        logits = linear(self.final_norm(residual), self.head_weight, form=self.form)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def summed_nll(
@@ -249,6 +249,7 @@ class LoopedLM(nn.Module):
         """
         forms: dict[str, set[str]] = {
             "rms_norm": {row_form(self.form)},
+            "row_product": {row_form(self.form)},
             "cross_entropy": {row_form(self.form)},
         }
         for layer in self.layers:

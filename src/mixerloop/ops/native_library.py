@@ -23,6 +23,7 @@ SET_VARIABLE = "MIXERLOOP_INSTRUCTION_SET"
 OPERATORS = (  # in the order of native/call.h
     *("rule", "rule_backward", "mixing", "mixing_backward"),
     *("swiglu", "swiglu_backward", "rms_norm", "rms_norm_backward", "cross_entropy"),
+    "row_product",
 )
 TYPES = (torch.float32, torch.float64, torch.bfloat16)
 """Types of token tensors; weights, states and sums are float32, or float64 with float64."""
@@ -73,6 +74,7 @@ CALLS = {
     "cross_entropy": CallLayout(
         ("rows", "vocab", "with_gradient"), (), ("logits", "labels", "losses")
     ),
+    "row_product": CallLayout(("rows", "d_input", "d_output"), (), ("x", "weight", "bias", "y")),
 }
 
 

@@ -5,11 +5,12 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixerloop.config import Form
 from mixerloop.kinds import ExpertsOptions
 from mixerloop.model.grouped_linear import GroupedLinear
+from mixerloop.model.projection import Projection
 from mixerloop.model.sublayer import Cost, Losses, Output, Place, RoutedFFN, State
 from mixerloop.ops.grouped_products import has_grouped_form
 from mixerloop.ops.native_library import row_form
@@ -34,14 +35,16 @@ class Experts(RoutedFFN):
         self.options = options
         self.num_experts, self.num_chosen = options.num_experts, options.num_chosen
         self.form: Form = place.form
-        self.router = nn.Linear(place.d_model, options.num_experts, bias=False)
+        self.router = Projection(place.d_model, options.num_experts, form=place.form)
         sizes = self.num_experts, place.d_model, options.d_expert
         self.gate_up_proj = GroupedLinear(sizes[0], sizes[1], 2 * sizes[2])
         self.down_proj = GroupedLinear(sizes[0], sizes[2], sizes[1])
         self.shared_gate_up_proj = self.shared_down_proj = None
         if options.d_shared:
-            self.shared_gate_up_proj = nn.Linear(place.d_model, 2 * options.d_shared, bias=False)
-            self.shared_down_proj = nn.Linear(options.d_shared, place.d_model, bias=False)
+            self.shared_gate_up_proj = Projection(
+                place.d_model, 2 * options.d_shared, form=place.form
+            )
+            self.shared_down_proj = Projection(options.d_shared, place.d_model, form=place.form)
 
     def forward(self, x: Float[Tensor, "batch seq d_model"], state: State | None = None) -> Output:
         """Each token by itself."""

@@ -1,10 +1,11 @@
 """The SwiGLU feed-forward network: mixes channels, each token alone."""
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixerloop.config import Form
 from mixerloop.kinds import SwiGLUOptions
+from mixerloop.model.projection import Projection
 from mixerloop.model.sublayer import Cost, FFNModule, Output, Place, State
 from mixerloop.ops.native_library import row_form
 from mixerloop.ops.swiglu import swiglu
@@ -16,8 +17,12 @@ class SwiGLU(FFNModule):
     def __init__(self, options: SwiGLUOptions, place: Place) -> None:
         super().__init__()
         self.form: Form = place.form
-        self.gate_up_proj = nn.Linear(place.d_model, 2 * options.d_ffn, bias=options.bias)
-        self.down_proj = nn.Linear(options.d_ffn, place.d_model, bias=options.bias)
+        self.gate_up_proj = Projection(
+            place.d_model, 2 * options.d_ffn, bias=options.bias, form=place.form
+        )
+        self.down_proj = Projection(
+            options.d_ffn, place.d_model, bias=options.bias, form=place.form
+        )
 
     def forward(self, x: Float[Tensor, "batch seq d_model"], state: State | None = None) -> Output:
         """Each token by itself."""

@@ -5,11 +5,12 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixerloop.config import Form
 from mixerloop.kinds import AttentionOptions
 from mixerloop.model.norm import RMSNorm
+from mixerloop.model.projection import Projection
 from mixerloop.model.rotary import Rotary, positions_after
 from mixerloop.model.sublayer import Cost, MixerModule, Output, Place, State
 
@@ -17,10 +18,13 @@ Read = Float[Tensor, "batch seq heads d_head"]
 
 
 class AttentionState(NamedTuple):
-    """Keys and values so far, or the last `window - 1` of them; keys have turned already."""
+    """Keys and values so far, or the last `window - 1` of them; keys have turned already.
 
-    keys: Float[Tensor, "batch kept kv_heads d_head"]
-    values: Float[Tensor, "batch kept kv_heads d_head"]
+    Heads come before tokens: the tokens of a head lie side by side where attention reads them.
+    """
+
+    keys: Float[Tensor, "batch kv_heads kept d_head"]
+    values: Float[Tensor, "batch kv_heads kept d_head"]
     num_tokens: Int[Tensor, " batch"]
     """Tokens so far, which is the position of the next token."""
 
@@ -33,10 +37,14 @@ class Attention(MixerModule):
         self.num_heads, self.d_head = options.num_heads, options.d_head
         self.num_kv_heads, self.window = options.kv_heads, options.window
         d_inner, d_kv = self.num_heads * self.d_head, self.num_kv_heads * self.d_head
-        self.qkv_proj = nn.Linear(place.d_model, d_inner + 2 * d_kv, bias=options.qkv_bias)
-        self.output_proj = nn.Linear(d_inner, place.d_model, bias=options.output_bias)
+        self.qkv_proj = Projection(
+            place.d_model, d_inner + 2 * d_kv, bias=options.qkv_bias, form=place.form
+        )
+        self.output_proj = Projection(
+            d_inner, place.d_model, bias=options.output_bias, form=place.form
+        )
         self.gate_proj = (
-            nn.Linear(place.d_model, d_inner, bias=False) if options.output_gate else None
+            Projection(place.d_model, d_inner, form=place.form) if options.output_gate else None
         )
         self.query_norm = self.key_norm = self.rotary = None
         self.norms_all_heads = options.query_key_norm == "all_heads"
@@ -59,11 +67,12 @@ class Attention(MixerModule):
         if self.rotary is not None:
             positions = positions_after(None if state is None else num_tokens, seq, x.device)
             query, key = self.rotary(query, key, positions)
-        key = key.to(value.dtype)
-        if old_keys.shape[1]:
-            key = torch.cat([old_keys.to(value.dtype), key], dim=1)
-            value = torch.cat([old_values.to(value.dtype), value], dim=1)
-        update = self._projected(self._read(query.to(value.dtype), key, value), x)
+        dtype = value.dtype
+        query, key, value = (part.to(dtype).transpose(1, 2) for part in (query, key, value))
+        if old_keys.shape[2]:
+            key = torch.cat([old_keys.to(dtype), key], dim=2)
+            value = torch.cat([old_values.to(dtype), value], dim=2)
+        update = self._projected(self._read(query, key, value), x)
         return Output(update, AttentionState(*self._kept(key, value), num_tokens + seq))
 
     def context_off(
@@ -75,7 +84,7 @@ class Attention(MixerModule):
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> AttentionState:
         """No keys and no values; they grow with the tokens, up to the window."""
-        empty = torch.zeros(batch, 0, self.num_kv_heads, self.d_head, dtype=dtype, device=device)
+        empty = torch.zeros(batch, self.num_kv_heads, 0, self.d_head, dtype=dtype, device=device)
         return AttentionState(empty, empty, torch.zeros(batch, dtype=torch.int64, device=device))
 
     def cost(self, prefix_tokens: int) -> Cost:
@@ -112,14 +121,21 @@ class Attention(MixerModule):
             return norm(heads)
         return norm(heads.flatten(2)).unflatten(-1, (-1, self.d_head))
 
-    def _read(self, query: Tensor, key: Tensor, value: Tensor) -> Read:
+    def _read(
+        self,
+        query: Float[Tensor, "batch heads seq d_head"],
+        key: Float[Tensor, "batch kv_heads num_keys d_head"],
+        value: Float[Tensor, "batch kv_heads num_keys d_head"],
+    ) -> Read:
         """What each token reads; `key` and `value` also hold the tokens before the first query."""
-        seq, num_keys = query.shape[1], key.shape[1]
+        seq, num_keys = query.shape[2], key.shape[2]
         fits = self.window is None or num_keys <= self.window
         is_causal = fits and seq == num_keys and seq > 1
         mask = None if is_causal or (fits and seq == 1) else self._mask(seq, num_keys, key.device)
         read = F.scaled_dot_product_attention(
-            *(part.transpose(1, 2) for part in (query, key, value)),
+            query,
+            key,
+            value,
             attn_mask=mask,
             is_causal=is_causal,
             enable_gqa=self.num_kv_heads != self.num_heads,
@@ -134,10 +150,10 @@ class Attention(MixerModule):
         return sees if self.window is None else sees & (key > query - self.window)
 
     def _kept(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        if self.window is None or key.shape[1] < self.window:
+        if self.window is None or key.shape[2] < self.window:
             return key, value
-        first = key.shape[1] - self.window + 1
-        return key[:, first:].clone(), value[:, first:].clone()
+        first = key.shape[2] - self.window + 1
+        return key[:, :, first:].clone(), value[:, :, first:].clone()
 
     def _projected(self, read: Read, x: Tensor) -> Float[Tensor, "batch seq d_model"]:
         read = read.flatten(2)

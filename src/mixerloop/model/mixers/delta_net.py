@@ -1,11 +1,12 @@
 """The DeltaNet mixer: a matrix memory that is corrected at every token, and never fades."""
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixerloop.kinds import DeltaNetOptions
 from mixerloop.model.delta_mixer import DeltaMixer
 from mixerloop.model.linear_mixer import Prepared, RuleInputs, wide
+from mixerloop.model.projection import Projection
 from mixerloop.model.sublayer import Place, State
 
 
@@ -14,7 +15,7 @@ class DeltaNet(DeltaMixer):
 
     def __init__(self, options: DeltaNetOptions, place: Place) -> None:
         super().__init__(options, place)
-        self.write_proj = nn.Linear(place.d_model, options.num_heads, bias=False)
+        self.write_proj = Projection(place.d_model, options.num_heads, form=place.form)
 
     def prepare(self, x: Float[Tensor, "batch seq d_model"], carried: State | None) -> Prepared:
         """Keys erase and write with one strength."""

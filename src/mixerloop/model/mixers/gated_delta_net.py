@@ -12,6 +12,7 @@ from mixerloop.draws import Draws
 from mixerloop.kinds import GatedDeltaNetOptions
 from mixerloop.model.decay_draws import draw_log_rates, draw_step_biases
 from mixerloop.model.norm import RMSNorm
+from mixerloop.model.projection import Projection
 from mixerloop.model.sublayer import WEIGHT_STD, Cost, MixerModule, Output, Place, State
 from mixerloop.ops.gated_delta_mixing import (
     MixingWeights,
@@ -39,12 +40,12 @@ class GatedDeltaNet(MixerModule):
         self.d_value, self.largest_write = options.value_width, options.largest_write
         d_inner = options.num_heads * self.d_value
         channels = 2 * options.num_heads * options.d_head + d_inner
-        self.qkv_proj = nn.Linear(place.d_model, channels, bias=False)
+        self.qkv_proj = Projection(place.d_model, channels, form=place.form)
         self.qkv_conv = nn.Parameter(torch.empty(channels, options.conv_width))
-        self.decay_proj = nn.Linear(place.d_model, options.num_heads, bias=False)
-        self.write_proj = nn.Linear(place.d_model, options.num_heads, bias=False)
-        self.gate_proj = nn.Linear(place.d_model, d_inner, bias=False)
-        self.output_proj = nn.Linear(d_inner, place.d_model, bias=False)
+        self.decay_proj = Projection(place.d_model, options.num_heads, form=place.form)
+        self.write_proj = Projection(place.d_model, options.num_heads, form=place.form)
+        self.gate_proj = Projection(place.d_model, d_inner, form=place.form)
+        self.output_proj = Projection(d_inner, place.d_model, form=place.form)
         self.output_norm = RMSNorm(self.d_value, place.norm_eps, form=place.form)
         self.A_log = nn.Parameter(torch.empty(options.num_heads))
         self.dt_bias = nn.Parameter(torch.empty(options.num_heads))

@@ -2,11 +2,12 @@
 
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixerloop.kinds import GatedLinearAttentionOptions
 from mixerloop.model.linear_mixer import LinearMixer, Prepared, RuleInputs, low_rank, wide
 from mixerloop.model.norm import RMSNorm
+from mixerloop.model.projection import Projection
 from mixerloop.model.sublayer import Place, State
 
 
@@ -23,11 +24,13 @@ class GatedLinearAttention(LinearMixer):
         )
         self.decay_divisor = options.decay_divisor
         d_keys, d_values = self.num_heads * self.d_key, self.num_heads * self.d_value
-        self.qkv_proj = nn.Linear(place.d_model, 2 * d_keys + d_values, bias=False)
-        self.decay_proj = low_rank(place.d_model, options.decay_rank, d_keys, bias=True)
-        self.gate_proj = nn.Linear(place.d_model, d_values, bias=False)
+        self.qkv_proj = Projection(place.d_model, 2 * d_keys + d_values, form=place.form)
+        self.decay_proj = low_rank(
+            place.d_model, options.decay_rank, d_keys, bias=True, form=place.form
+        )
+        self.gate_proj = Projection(place.d_model, d_values, form=place.form)
         self.output_norm = RMSNorm(self.d_value, place.norm_eps, form=place.form)
-        self.output_proj = nn.Linear(d_values, place.d_model, bias=False)
+        self.output_proj = Projection(d_values, place.d_model, form=place.form)
 
     def prepare(self, x: Float[Tensor, "batch seq d_model"], carried: State | None) -> Prepared:
         """A channel keeps sigmoid(decay)^(1 / decay_divisor) of its memory."""

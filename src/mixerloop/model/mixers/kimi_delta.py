@@ -11,6 +11,7 @@ from mixerloop.kinds import KimiDeltaOptions
 from mixerloop.model.decay_draws import draw_log_rates, draw_step_biases
 from mixerloop.model.delta_mixer import DeltaMixer
 from mixerloop.model.linear_mixer import Prepared, RuleInputs, low_rank, wide
+from mixerloop.model.projection import Projection
 from mixerloop.model.sublayer import Place, State
 
 LEAST_RATE = 1.0  # of exp(A_log), as in flash-linear-attention
@@ -22,9 +23,9 @@ class KimiDelta(DeltaMixer):
     def __init__(self, options: KimiDeltaOptions, place: Place) -> None:
         super().__init__(options, place)
         self.least_log_decay = options.least_log_decay
-        self.write_proj = nn.Linear(place.d_model, options.num_heads, bias=False)
-        self.decay_proj = low_rank(place.d_model, self.d_value, self.d_keys)
-        self.gate_proj = low_rank(place.d_model, self.d_value, self.d_values)
+        self.write_proj = Projection(place.d_model, options.num_heads, form=place.form)
+        self.decay_proj = low_rank(place.d_model, self.d_value, self.d_keys, form=place.form)
+        self.gate_proj = low_rank(place.d_model, self.d_value, self.d_values, form=place.form)
         self.A_log = nn.Parameter(torch.empty(options.num_heads))
         self.dt_bias = nn.Parameter(torch.empty(self.d_keys))
 

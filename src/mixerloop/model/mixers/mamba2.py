@@ -12,6 +12,7 @@ from mixerloop.kinds import Mamba2Options
 from mixerloop.model.decay_draws import draw_step_biases
 from mixerloop.model.linear_mixer import LinearMixer, Prepared, RuleInputs, wide
 from mixerloop.model.norm import RMSNorm
+from mixerloop.model.projection import Projection
 from mixerloop.model.short_convolution import ShortConvolution
 from mixerloop.model.sublayer import Place, State
 
@@ -30,12 +31,12 @@ class Mamba2(LinearMixer):
         self.num_groups = options.num_groups
         d_inner = self.num_heads * self.d_value
         self.sizes = [d_inner, self.num_groups * self.d_key, self.num_groups * self.d_key]
-        self.vkq_proj = nn.Linear(place.d_model, sum(self.sizes), bias=False)
+        self.vkq_proj = Projection(place.d_model, sum(self.sizes), form=place.form)
         self.vkq_conv = ShortConvolution(sum(self.sizes), options.conv_width, bias=True)
-        self.gate_proj = nn.Linear(place.d_model, d_inner, bias=False)
-        self.step_proj = nn.Linear(place.d_model, self.num_heads, bias=False)
+        self.gate_proj = Projection(place.d_model, d_inner, form=place.form)
+        self.step_proj = Projection(place.d_model, self.num_heads, form=place.form)
         self.output_norm = RMSNorm(d_inner, place.norm_eps, form=place.form)
-        self.output_proj = nn.Linear(d_inner, place.d_model, bias=False)
+        self.output_proj = Projection(d_inner, place.d_model, form=place.form)
         self.A_log = nn.Parameter(torch.empty(self.num_heads))
         self.dt_bias = nn.Parameter(torch.empty(self.num_heads))
         self.skip = nn.Parameter(torch.empty(self.num_heads))

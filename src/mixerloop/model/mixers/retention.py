@@ -4,13 +4,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixerloop import draws as exact
 from mixerloop.draws import Draws
 from mixerloop.kinds import RetentionOptions
 from mixerloop.model.linear_mixer import LinearMixer, Prepared, RuleInputs, wide
 from mixerloop.model.norm import RMSNorm
+from mixerloop.model.projection import Projection
 from mixerloop.model.rotary import Rotary, positions_after
 from mixerloop.model.sublayer import Place, State
 
@@ -27,11 +28,11 @@ class Retention(LinearMixer):
             erases=False,
         )
         d_keys, d_values = self.num_heads * self.d_key, self.num_heads * self.d_value
-        self.qkv_proj = nn.Linear(place.d_model, 2 * d_keys + d_values, bias=False)
-        self.gate_proj = nn.Linear(place.d_model, d_values, bias=False)
+        self.qkv_proj = Projection(place.d_model, 2 * d_keys + d_values, form=place.form)
+        self.gate_proj = Projection(place.d_model, d_values, form=place.form)
         self.rotary = Rotary(self.d_key, base=options.rotary_base, pairs="half")
         self.output_norm = RMSNorm(self.d_value, place.norm_eps, form=place.form)
-        self.output_proj = nn.Linear(d_values, place.d_model, bias=False)
+        self.output_proj = Projection(d_values, place.d_model, form=place.form)
         self.register_buffer("log_decay", torch.empty(self.num_heads), persistent=False)
 
     def prepare(self, x: Float[Tensor, "batch seq d_model"], carried: State | None) -> Prepared:

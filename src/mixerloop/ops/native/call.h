@@ -62,6 +62,13 @@ struct CrossEntropyCall {
     const void *labels;
     void *losses;
 };
+
+// x [rows, d_input], weight [d_output, d_input], bias [d_output] or none, y [rows, d_output].
+struct RowProductCall {
+    std::int64_t rows, d_input, d_output;
+    const void *x, *weight, *bias;
+    void *y;
+};
 }
 
 // One operator on one type: a call is cut into items that do not touch each other's results.
@@ -72,7 +79,7 @@ struct Kernel {
 };
 
 enum Operator { RULE, RULE_BACKWARD, MIXING, MIXING_BACKWARD, SWIGLU, SWIGLU_BACKWARD, RMS_NORM,
-                RMS_NORM_BACKWARD, CROSS_ENTROPY, NUM_OPERATORS };
+                RMS_NORM_BACKWARD, CROSS_ENTROPY, ROW_PRODUCT, NUM_OPERATORS };
 enum Type { FLOAT32, FLOAT64, BFLOAT16, NUM_TYPES };  // of tokens; all else is float32, or float64
 
 struct Kernels {

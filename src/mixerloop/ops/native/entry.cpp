@@ -66,7 +66,7 @@ int mixerloop_facts(std::int64_t* to, int num) {
     const std::int64_t facts[] = {
         NUM_OPERATORS, NUM_TYPES, portable_kernels.group_tokens, portable_kernels.block_rows,
         sizeof(RuleCall), sizeof(MixingCall), sizeof(SwigluCall), sizeof(RmsNormCall),
-        sizeof(CrossEntropyCall)};
+        sizeof(CrossEntropyCall), sizeof(RowProductCall)};
     if (num != sizeof facts / sizeof *facts) return 1;
     for (int at = 0; at < num; ++at) to[at] = facts[at];
     return 0;

@@ -19,6 +19,7 @@ namespace ISA {
 #include "tokens.h"
 #include "mixing.h"
 #include "rows.h"
+#include "products.h"
 
 template <class Call>
 Index num_heads(const void* given) {
@@ -174,9 +175,10 @@ constexpr Kernel kernel_of(Operator which) {
         case RMS_NORM_BACKWARD:
             return {block<T, RmsNormCall, rms_norm_backward<T, S>>, num_blocks<RmsNormCall>,
                     three_rows<T, RmsNormCall>};
-        default:
+        case CROSS_ENTROPY:
             return {block<T, CrossEntropyCall, cross_entropy<T, S>>, num_blocks<CrossEntropyCall>,
                     cross_entropy_bytes<T>};
+        default: return {row_product<T>, num_output_blocks, no_scratch};  // never bfloat16
     }
 }
 

@@ -1,0 +1,101 @@
+"""Products of a few rows: the native kernel beside a product in float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import needs
+from mixerloop.model.projection import Projection
+from mixerloop.ops import linear as module
+from mixerloop.ops.linear import MOST_ROWS, linear
+
+pytestmark = needs.KERNEL.mark
+TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-6}
+
+
+@pytest.fixture(name="kernel_calls")
+def _kernel_calls(monkeypatch) -> list[tuple[int, ...]]:
+    """The shapes that reach the kernel."""
+    calls: list[tuple[int, ...]] = []
+    run = module._row_product
+
+    def counted(x, weight, bias):
+        calls.append(tuple(x.shape))
+        return run(x, weight, bias)
+
+    monkeypatch.setattr(module, "_row_product", counted)
+    return calls
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("rows", [(1,), (1, 1), (2, 1), (MOST_ROWS,), ()], ids=str)
+@pytest.mark.parametrize(("d_input", "d_output"), [(1, 1), (7, 5), (64, 16), (67, 17), (576, 1000)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_few_rows_match_float64(
+    instruction_set, kernel_calls, rows, d_input, d_output, has_bias, dtype
+):
+    x = torch.randn(*rows, d_input, dtype=torch.float64).to(dtype)
+    weight = torch.randn(d_output, d_input, dtype=torch.float64).to(dtype)
+    bias = torch.randn(d_output, dtype=torch.float64).to(dtype) if has_bias else None
+    y = linear(x, weight, bias, form="native")
+    assert kernel_calls == [(*rows, d_input)]
+    assert y.shape == (*rows, d_output)
+    assert y.dtype == dtype
+    wanted = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    size = F.linear(x.double().abs(), weight.double().abs()).max()
+    assert (y.double() - wanted).abs().max() <= TOLERANCE[dtype] * size
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it():
+    x, weight = torch.randn(MOST_ROWS, 100), torch.randn(40, 100)
+    whole = linear(x, weight, form="native")
+    for number in range(MOST_ROWS):
+        assert torch.equal(linear(x[number : number + 1], weight, form="native")[0], whole[number])
+
+
+def test_tensors_that_are_not_contiguous_are_read_right():
+    x, weight = torch.randn(100, 2).t(), torch.randn(100, 40).t()
+    torch.testing.assert_close(linear(x, weight, form="native"), x @ weight.t())
+
+
+def test_a_number_that_is_not_finite_stays_in_its_row_and_output():
+    x, weight = torch.randn(2, 70), torch.randn(20, 70)
+    x[1, 69], weight[3, 0] = float("nan"), float("inf")
+    y = linear(x, weight, form="native")
+    assert y[1].isnan().all()
+    assert y[0].isfinite().logical_not().nonzero().flatten().tolist() == [3]
+
+
+def test_torch_computes_where_the_kernel_may_not(kernel_calls):
+    weight = torch.randn(8, 6, requires_grad=True)
+    one, many = torch.randn(1, 6), torch.randn(MOST_ROWS + 1, 6)
+    linear(one, weight, form="native").sum().backward()
+    assert weight.grad is not None
+    with torch.no_grad():
+        linear(many, weight, form="native")
+        linear(one, weight, form="torch")
+        linear(one.bfloat16(), weight.bfloat16(), form="native")
+        with torch.autocast("cpu", torch.bfloat16):
+            assert linear(one, weight, form="native").dtype == torch.bfloat16
+        with pytest.raises(RuntimeError):
+            linear(one.double(), weight, form="native")
+        torch.func.vmap(lambda x: linear(x, weight, form="native"))(many)
+        assert kernel_calls == []
+        linear(one, weight, form="native")
+    assert kernel_calls == [(1, 6)]
+
+
+@pytest.mark.usefixtures("shapes_unchecked")
+def test_a_weight_of_another_width_is_rejected():
+    with pytest.raises(ValueError, match=r"a weight of \(8, 6\) does not fit \(1, 5\)"):
+        linear(torch.ones(1, 5), torch.ones(8, 6), form="native")
+
+
+def test_a_projection_has_the_weights_of_a_linear_layer(kernel_calls):
+    ours, theirs = Projection(12, 9, bias=True, form="native"), torch.nn.Linear(12, 9)
+    ours.load_state_dict(theirs.state_dict())
+    with torch.no_grad():
+        for rows in (1, 50):
+            x = torch.randn(rows, 12)
+            torch.testing.assert_close(ours(x), theirs(x))
+    assert kernel_calls == [(1, 12)]
