@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import mixerloop as package
 from command_line import mixerloop
 from mixerloop import catalog, notation
 
@@ -82,7 +83,7 @@ def test_every_other_command_is_run_by_the_checks():
     """`.ci/run` runs the targets; the wheel's test and `make setup` install the package."""
     makefile = (ROOT / "Makefile").read_text()
     others = [command for command in commands() if not command.startswith("mixerloop ")]
-    assert others == ["make study", "make test", "pip install ."]
+    assert others == ["make study", "make test", ". .venv/bin/activate", "pip install ."]
     for command in others[:2]:
         assert f"\n{command.split()[1]}: setup" in makefile
         assert re.search(rf"make [a-z ]*{command.split()[1]}\b", (ROOT / ".ci" / "run").read_text())
@@ -104,14 +105,27 @@ def test_the_table_is_what_describe_prints():
 
 
 def test_the_examples_with_a_pretrained_model_have_options_that_exist():
-    (example,) = (block for block in blocks("text") if block.startswith("mixerloop import"))
-    commands = example.replace("\\\n", "").splitlines()
+    (example,) = (block for block in blocks("text") if "mixerloop import" in block)
+    lines = example.replace("\\\n", "").splitlines()
+    commands = [line for line in lines if not line.startswith("# ")]
     assert [command.split()[1] for command in commands] == ["import", "data", "evaluate", "train"]
     for command in commands:
         verb = [word for word in command.split()[1:4] if word in VERBS]
         help_text = mixerloop(*verb, "--help").stdout
         for option in re.findall(r"--[a-z-]+", command):
             assert option in help_text, command
+
+
+def test_the_settings_for_a_pretrained_model_are_a_config(tmp_path):
+    (settings,) = blocks("toml")
+    file = tmp_path / "further.toml"
+    file.write_text(settings)
+    assert settings.startswith(f"# {file.name}\n")
+    parent = package.load_config("nano-stdlib").model
+    config = package.load_config(str(file), base=parent)
+    assert config.data is not None
+    assert f"--out {config.data.path}\n" in README
+    assert config.model == parent
 
 
 VERBS = ("import", "data", "prepare", "text", "evaluate", "nll", "train")
