@@ -85,6 +85,28 @@ def test_torch_computes_where_the_kernel_may_not(kernel_calls):
     assert kernel_calls == [(1, 6)]
 
 
+def test_a_bias_is_trained_also_where_its_weight_is_frozen():
+    bias = torch.zeros(8, requires_grad=True)
+    linear(torch.ones(1, 6), torch.ones(8, 6), bias, form="native").sum().backward()
+    assert bias.grad is not None
+    assert torch.equal(bias.grad, torch.ones(8))
+
+
+def test_an_input_without_numbers_is_left_to_torch(kernel_calls):
+    assert linear(torch.ones(0, 6), torch.ones(8, 6), form="native").shape == (0, 8)
+    assert torch.equal(linear(torch.ones(1, 0), torch.ones(8, 0), form="native"), torch.zeros(1, 8))
+    assert kernel_calls == []
+
+
+@pytest.mark.usefixtures("shapes_unchecked")
+def test_a_bias_of_another_size_or_type_is_rejected():
+    x, weight = torch.ones(1, 6), torch.ones(8, 6)
+    with pytest.raises(ValueError, match=r"a bias of \(3,\) does not fit 8 outputs"):
+        linear(x, weight, torch.ones(3), form="native")
+    with pytest.raises(RuntimeError):
+        linear(x, weight, torch.ones(8, dtype=torch.float64), form="native")
+
+
 @pytest.mark.usefixtures("shapes_unchecked")
 def test_a_weight_of_another_width_is_rejected():
     with pytest.raises(ValueError, match=r"a weight of \(8, 6\) does not fit \(1, 5\)"):

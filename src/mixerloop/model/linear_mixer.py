@@ -108,7 +108,7 @@ class LinearMixer(MixerModule):
         )
 
     def forms(self) -> dict[str, Form]:
-        """The form of the rule; everything around it is torch."""
+        """The form of the rule."""
         return {"linear_attention": self.form}
 
 
