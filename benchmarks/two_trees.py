@@ -11,14 +11,15 @@ nothing else run meanwhile.
 """
 
 import argparse
-import json
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from statistics import median, quantiles
+
+from mixerloop.benchmarking.measure import Quartiles, Timing, header
+from mixerloop.files import json_text
+from mixerloop.provenance import collect_provenance
 
 LOOPS = ("no_loop", "mixer_loop", "full_loop")
 BATCHES = {"train": 4, "prefill": 8}
@@ -33,16 +34,16 @@ class Case:
 
     what: str
     loop: str
-    here_milliseconds: float
-    other_milliseconds: float
-    ratio: float
-    ratio_quartiles: tuple[float, float]
+    here_milliseconds: Quartiles
+    other_milliseconds: Quartiles
+    ratio: Quartiles
 
 
 class Worker:
     """A process of one installation that runs a call when it is told to."""
 
     def __init__(self, python: str, size: str) -> None:
+        self.python = python
         command = [python, "-P", __file__, WORKER, size]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
@@ -55,7 +56,7 @@ class Worker:
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:
-            raise SystemExit(f"{self.process.args[0]} stopped")  # pyright: ignore
+            raise SystemExit(f"{self.python} stopped")
         return float(answer)
 
     def end(self) -> None:
@@ -119,15 +120,13 @@ def compare(here: Worker, other: Worker, what: str, loop: str, rounds: int) -> C
     for number in range(rounds):
         for worker in (here, other) if number % 2 else (other, here):
             times[worker].append(worker.ask("run"))
-    ratios = [a / b for a, b in zip(times[here], times[other], strict=True)]
-    lower, _, upper = quantiles(ratios, n=4)
+    ours, theirs = (Timing(tuple(times[worker])) for worker in (here, other))
     return Case(
         what=what,
         loop=loop,
-        here_milliseconds=1e3 * median(times[here]),
-        other_milliseconds=1e3 * median(times[other]),
-        ratio=median(ratios),
-        ratio_quartiles=(lower, upper),
+        here_milliseconds=ours.milliseconds,
+        other_milliseconds=theirs.milliseconds,
+        ratio=ours.over(theirs),
     )
 
 
@@ -148,14 +147,16 @@ def main() -> None:
     for worker in workers:
         worker.end()
     if given.json:
-        print(json.dumps([asdict(case) for case in cases], indent=2))
+        facts = {"cases": [asdict(case) for case in cases], "provenance": collect_provenance()}
+        print(json_text(facts), end="")
         return
-    print(f"{given.size}, {LENGTH} tokens, {given.rounds} rounds; {os.cpu_count()} cores")
+    print(header())
+    print(f"{given.size}, {LENGTH} tokens, {given.rounds} rounds")
     for case in cases:
-        low, high = case.ratio_quartiles
+        ratio = f"{case.ratio.median:.3f} [{case.ratio.lower:.3f}, {case.ratio.upper:.3f}]"
         print(
-            f"{case.what:8} {case.loop:11} {case.here_milliseconds:8.1f} ms, other "
-            f"{case.other_milliseconds:8.1f} ms, ratio {case.ratio:.3f} [{low:.3f}, {high:.3f}]"
+            f"{case.what:8} {case.loop:11} {case.here_milliseconds.median:8.1f} ms, other "
+            f"{case.other_milliseconds.median:8.1f} ms, ratio {ratio}"
         )
 
 
