@@ -22,7 +22,7 @@ from mixerloop.files import json_text
 from mixerloop.provenance import collect_provenance
 
 LOOPS = ("no_loop", "mixer_loop", "full_loop")
-BATCHES = {"train": 4, "prefill": 8}
+CALLS = (("train", 4), ("prefill", 1), ("prefill", 8))  # what is called, and its batch
 LENGTH = 1024
 AGREE = 1e-3  # of the mean loss, in bfloat16
 WORKER = "--worker"
@@ -33,6 +33,7 @@ class Case:
     """One call of one loop in both installations."""
 
     what: str
+    batch: int
     loop: str
     here_milliseconds: Quartiles
     other_milliseconds: Quartiles
@@ -65,7 +66,7 @@ class Worker:
 
 
 def work(size: str) -> None:
-    """Answer `set WHAT LOOP` with a loss and `run` with seconds, until the input ends."""
+    """Answer `set WHAT BATCH LOOP` with a loss and `run` with seconds, until the input ends."""
     from dataclasses import replace
 
     import torch
@@ -75,10 +76,10 @@ def work(size: str) -> None:
     from mixerloop.model.looped_lm import LoopedLM
     from mixerloop.ops.precision import choose_compute_dtype, compute_in
 
-    def prepared(what: str, loop: str) -> Callable[[], float]:
+    def prepared(what: str, batch: int, loop: str) -> Callable[[], float]:
         model: LoopedLM = fresh_model(replace(config_of(size), schedule=loop), seed=0)
         generator = torch.Generator().manual_seed(0)
-        shape = (BATCHES[what], LENGTH)
+        shape = (batch, LENGTH)
         tokens = torch.randint(model.config.vocab_size, shape, generator=generator)
         labels = tokens.roll(-1, 1).flatten()
         trains = what == "train"
@@ -101,7 +102,7 @@ def work(size: str) -> None:
     for line in sys.stdin:
         words = line.split()
         if words[0] == "set":
-            call = prepared(words[1], words[2])
+            call = prepared(words[1], int(words[2]), words[3])
             call()  # warms up
             print(call(), flush=True)
             continue
@@ -111,9 +112,9 @@ def work(size: str) -> None:
         print(time.perf_counter() - began, flush=True)
 
 
-def compare(here: Worker, other: Worker, what: str, loop: str, rounds: int) -> Case:
+def compare(here: Worker, other: Worker, what: str, batch: int, loop: str, rounds: int) -> Case:
     """Time calls in turn; who is first changes from round to round."""
-    losses = [worker.ask("set", what, loop) for worker in (here, other)]
+    losses = [worker.ask("set", what, str(batch), loop) for worker in (here, other)]
     if abs(losses[0] - losses[1]) > AGREE * abs(losses[1]):
         raise SystemExit(f"{what}, {loop}: the losses are {losses[0]} here and {losses[1]} there")
     times: dict[Worker, list[float]] = {here: [], other: []}
@@ -123,6 +124,7 @@ def compare(here: Worker, other: Worker, what: str, loop: str, rounds: int) -> C
     ours, theirs = (Timing(tuple(times[worker])) for worker in (here, other))
     return Case(
         what=what,
+        batch=batch,
         loop=loop,
         here_milliseconds=ours.milliseconds,
         other_milliseconds=theirs.milliseconds,
@@ -140,8 +142,8 @@ def main() -> None:
     given = parser.parse_args()
     workers = [Worker(python, given.size) for python in (sys.executable, given.other)]
     cases = [
-        compare(workers[0], workers[1], what, loop, given.rounds)
-        for what in BATCHES
+        compare(workers[0], workers[1], what, batch, loop, given.rounds)
+        for what, batch in CALLS
         for loop in LOOPS
     ]
     for worker in workers:
@@ -155,7 +157,7 @@ def main() -> None:
     for case in cases:
         ratio = f"{case.ratio.median:.3f} [{case.ratio.lower:.3f}, {case.ratio.upper:.3f}]"
         print(
-            f"{case.what:8} {case.loop:11} {case.here_milliseconds.median:8.1f} ms, other "
+            f"{case.what:8} {case.batch} {case.loop:11} {case.here_milliseconds.median:8.1f} ms, other "
             f"{case.other_milliseconds.median:8.1f} ms, ratio {ratio}"
         )
 
