@@ -157,8 +157,8 @@ def main() -> None:
     for case in cases:
         ratio = f"{case.ratio.median:.3f} [{case.ratio.lower:.3f}, {case.ratio.upper:.3f}]"
         print(
-            f"{case.what:8} {case.batch} {case.loop:11} {case.here_milliseconds.median:8.1f} ms, other "
-            f"{case.other_milliseconds.median:8.1f} ms, ratio {ratio}"
+            f"{case.what:8} {case.batch} {case.loop:11} {case.here_milliseconds.median:8.1f} ms, "
+            f"other {case.other_milliseconds.median:8.1f} ms, ratio {ratio}"
         )
 
 

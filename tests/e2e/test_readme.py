@@ -116,18 +116,6 @@ def test_the_examples_with_a_pretrained_model_have_options_that_exist():
             assert option in help_text, command
 
 
-def test_the_settings_for_a_pretrained_model_are_a_config(tmp_path):
-    (settings,) = blocks("toml")
-    file = tmp_path / "further.toml"
-    file.write_text(settings)
-    assert settings.startswith(f"# {file.name}\n")
-    parent = package.load_config("nano-stdlib").model
-    config = package.load_config(str(file), base=parent)
-    assert config.data is not None
-    assert f"--out {config.data.path}\n" in README
-    assert config.model == parent
-
-
 VERBS = ("import", "data", "prepare", "text", "evaluate", "nll", "train")
 
 
