@@ -14,6 +14,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
+
+from mixerloop.benchmarking.measure import header
 from mixerloop.evaluation.core.answer_folder import read_answers
 from mixerloop.evaluation.core.answers import Answer
 from mixerloop.evaluation.core.asking import answers, asked
@@ -24,6 +27,7 @@ from mixerloop.files import json_text
 from mixerloop.interop.conversion import export_run
 from mixerloop.interop.loading import open_subject
 from mixerloop.measures import MEASURES
+from mixerloop.notation import notation
 from mixerloop.program import run_program
 from mixerloop.progress_line import ProgressLine, counting
 from mixerloop.provenance import collect_provenance
@@ -39,8 +43,8 @@ class Row:
     examples: int
     differing: int
     """The number of examples with another decision."""
-    largest_loss_difference: float
-    """Nats; the largest difference of the mean loss of a sequence."""
+    largest_loss_difference: float | None
+    """Nats; the largest difference of the mean loss of a sequence. None if none has a loss."""
     smallest_margin: float | None
     """Nats; the smallest distance between the two best options. None for language modelling."""
 
@@ -64,7 +68,7 @@ def compared(task: str, ours: list[Answer], theirs: list[Answer]) -> Row:
         task=task,
         examples=len(pairs),
         differing=sum((a.decision, a.right) != (b.decision, b.right) for a, b in pairs),
-        largest_loss_difference=max(losses),
+        largest_loss_difference=max(losses, default=None),
         smallest_margin=min(margins, default=None),
     )
 
@@ -84,9 +88,17 @@ def measured(run: Path, results: Path, bundle: Path | None, examples: int) -> It
     if opened.fingerprint() != settings.bundle:
         raise ValueError(f"{results}: holds answers to another bundle than {opened.path}")
     tokenizer = subject.tokenizer()
+    for name, used, own in (
+        ("schedule", settings.schedule, notation(subject.schedule)),
+        ("tokenizer", settings.tokenizer, tokenizer.fingerprint),
+    ):
+        if used != own:
+            raise ValueError(f"{results}: holds answers with the {name} {used}; {run} has {own}")
     with tempfile.TemporaryDirectory() as folder:
         export_run(run, Path(folder) / "theirs")
-        model = AutoModelForCausalLM.from_pretrained(Path(folder) / "theirs").eval()
+        model = AutoModelForCausalLM.from_pretrained(
+            Path(folder) / "theirs", dtype=getattr(torch, settings.compute_dtype)
+        ).eval()
     scorer = HuggingFaceScorer(model)
     line = ProgressLine()
     progress = counting(line, "tasks")
@@ -114,6 +126,8 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=10, help="of each task")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
     given = parser.parse_args()
+    if given.examples < 1:
+        parser.error(f"--examples must be at least 1, got {given.examples}")
     rows = list(measured(given.run, given.results, given.bundle, given.examples))
     if given.json:
         facts = {"tasks": [asdict(row) for row in rows], "provenance": collect_provenance()}
@@ -122,8 +136,10 @@ def main() -> None:
     table = table_of("task", "examples", "differ", "largest loss difference", "smallest margin")
     for row in rows:
         margin = "" if row.smallest_margin is None else f"{row.smallest_margin:.1e}"
-        largest = f"{row.largest_loss_difference:.1e}"
+        difference = row.largest_loss_difference
+        largest = "" if difference is None else f"{difference:.1e}"
         table.add_row(row.task, str(row.examples), str(row.differing), largest, margin)
+    print(header())
     print_table(table)
     examples, differing = sum(row.examples for row in rows), sum(row.differing for row in rows)
     print(f"{differing} of {examples} decisions differ")

@@ -552,7 +552,12 @@ def run_config(
             tables[section] = table | keys
     if base is not None:
         tables.setdefault("model", {})
-    if isinstance(tables.get("model"), dict):
+    if "model" not in tables:
+        raise ValueError(
+            "model is missing; a config without a model trains that of a run: "
+            "mixerloop train CONFIG --from RUN"
+        )
+    if isinstance(tables["model"], dict):
         tables["model"] = _model_table(tables["model"], overrides.get("model", {}), base)
     return with_fitting_warmup(from_dict(RunConfig, tables))
 

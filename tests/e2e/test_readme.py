@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import mixerloop as package
 from command_line import mixerloop
 from mixerloop import catalog, notation
 

@@ -245,7 +245,8 @@ class LoopedLM(nn.Module):
     def forms(self) -> dict[str, str]:
         """The form in which each operator runs, for the provenance of a result.
 
-        An operator that runs in several forms has all of them, as in "native+torch".
+        An operator that runs in several forms has all of them, as in "native+torch". Where a form
+        cannot compute a call, such as a product with many rows, torch does.
         """
         forms: dict[str, set[str]] = {
             "rms_norm": {row_form(self.form)},

@@ -8,7 +8,10 @@ from mixerloop.ops.linear import linear
 
 
 class Projection(nn.Linear):
-    """`nn.Linear` in a form; weights, names and gradients are the same."""
+    """`nn.Linear` in a form; weights, names and gradients are the same.
+
+    Tools that select layers by their exact type, such as `quantize_dynamic`, pass it over.
+    """
 
     def __init__(self, d_input: int, d_output: int, *, form: Form, bias: bool = False) -> None:
         super().__init__(d_input, d_output, bias=bias)

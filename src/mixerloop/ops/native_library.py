@@ -168,7 +168,9 @@ def goes_past_dispatcher(*tensors: torch.Tensor) -> bool:
         return False
     records = torch.is_grad_enabled()
     for tensor in tensors:
-        if type(tensor) not in PLAIN or not tensor.is_cpu or tensor.is_neg():
+        if type(tensor) not in PLAIN or not tensor.is_cpu or tensor.layout is not torch.strided:
+            return False
+        if tensor.is_neg() or tensor._is_zerotensor():
             return False
         if records and tensor.requires_grad:
             return False

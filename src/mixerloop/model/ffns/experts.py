@@ -86,7 +86,7 @@ class Experts(RoutedFFN):
         """Choose in float32 or wider: rounding would change which experts a token gets."""
         options = self.options
         with torch.autocast(tokens.device.type, enabled=False):
-            logits = F.linear(tokens.to(self.router.weight.dtype), self.router.weight)
+            logits = self.router(tokens.to(self.router.weight.dtype))
         scores = logits.softmax(-1) if options.router == "softmax" else logits.sigmoid()
         weights, experts = scores.topk(options.num_chosen, dim=-1)
         if options.normalise_weights:

@@ -20,7 +20,8 @@ Read = Float[Tensor, "batch seq heads d_head"]
 class AttentionState(NamedTuple):
     """Keys and values so far, or the last `window - 1` of them; keys have turned already.
 
-    Heads come before tokens: the tokens of a head lie side by side where attention reads them.
+    Heads come before tokens: once a token is decoded, the tokens of a head lie side by side, as
+    attention reads them.
     """
 
     keys: Float[Tensor, "batch kv_heads kept d_head"]

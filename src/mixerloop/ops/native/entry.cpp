@@ -77,9 +77,10 @@ int mixerloop_run(int which, int type, const void* call, int set, int num_thread
                   Parallel parallel) {
     const Kernel& kernel = kernels[set]->of[which][type];
     Work work{call, kernel, kernel.num_items(call)};
-    const std::ptrdiff_t useful = work.num_items < num_threads ? work.num_items : num_threads;
-    if (useful > 1 && parallel != nullptr)
-        parallel(take_items, &work, static_cast<unsigned>(useful), 0);
+    // All threads, also where there are fewer items: OpenMP ends the threads that a smaller team
+    // leaves over, and creates them anew for the next call.
+    if (work.num_items > 1 && num_threads > 1 && parallel != nullptr)
+        parallel(take_items, &work, static_cast<unsigned>(num_threads), 0);
     else
         take_items(&work);
     return work.failed ? 1 : 0;
