@@ -12,8 +12,11 @@ import torch.nn.functional as F
 import needs
 from mixerloop.data.corpora import prepare_text
 from mixerloop.data.prepared import open_prepared
+from mixerloop.evaluation.core.asking import answers, asked
+from mixerloop.evaluation.core.bundle import find_bundle
 from mixerloop.evaluation.held_out_nll import evaluate_nll
 from mixerloop.evaluation.hugging_face_scorer import HuggingFaceScorer
+from mixerloop.evaluation.looped_scorer import scorer_of
 from mixerloop.evaluation.nll import measure, summarise
 from mixerloop.interop import gguf
 from mixerloop.interop.conversion import export_run, import_run
@@ -22,6 +25,7 @@ from mixerloop.model.generation import Sampling, generate
 
 pytestmark = [pytest.mark.slow, pytest.mark.data, needs.SMOLLM2.mark]
 NUM_CHAPTERS = 2
+NUM_QUESTIONS = 12  # of each task
 TEXT = (
     "Once upon a time, in a village by the sea, there lived an old fisherman who had three "
     "daughters. The eldest mended his nets, the second sold his fish, and the youngest asked him, "
@@ -103,6 +107,29 @@ def test_novels_have_the_same_nll(folder, theirs, tmp_path):
     assert ours.tokens == wanted.tokens
     assert ours.tokens > 2_000
     assert ours.nll.value == pytest.approx(wanted.nll.value, abs=1e-4)
+
+
+@needs.BUNDLE.mark
+def test_core_has_the_same_decisions(folder, theirs):
+    """A task of each kind; benchmarks/core_beside_transformers.py compares all tasks."""
+    bundle = find_bundle(None)
+    subject = open_subject(folder / "run", keep=False)
+    scorers = scorer_of(subject), HuggingFaceScorer(theirs[0])
+    for task in bundle.choose(("copa", "winograd", "bigbench_operators")):
+        asking = asked(bundle, task, limit=NUM_QUESTIONS)
+        ours, wanted = (
+            answers(
+                asking,
+                range(NUM_QUESTIONS),
+                scorer=scorer,
+                encode=subject.tokenizer().encode_all,
+                context=1024,
+            )
+            for scorer in scorers
+        )
+        for mine, other in zip(ours, wanted, strict=True):
+            assert (mine.decision, mine.right) == (other.decision, other.right), task.label
+            assert mine.losses == pytest.approx(other.losses, abs=1e-4)
 
 
 def test_the_exported_folder_is_read_by_transformers(folder, theirs):
