@@ -113,7 +113,7 @@ def measured(run: Path, results: Path, bundle: Path | None, examples: int) -> It
             context=settings.context,
         )
         yield compared(task.label, saved, again)
-        progress(number + 1, len(result.tasks))
+        progress("with transformers", number + 1, len(result.tasks))
     line.close()
 
 

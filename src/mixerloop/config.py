@@ -552,12 +552,13 @@ def run_config(
             tables[section] = table | keys
     if base is not None:
         tables.setdefault("model", {})
-    if "model" not in tables:
+    sections = {key.name for key in dataclasses.fields(RunConfig)}
+    if "model" not in tables and tables.keys() <= sections:
         raise ValueError(
             "model is missing; a config without a model trains that of a run: "
             "mixerloop train CONFIG --from RUN"
         )
-    if isinstance(tables["model"], dict):
+    if isinstance(tables.get("model"), dict):
         tables["model"] = _model_table(tables["model"], overrides.get("model", {}), base)
     return with_fitting_warmup(from_dict(RunConfig, tables))
 

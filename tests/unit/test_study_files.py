@@ -10,9 +10,9 @@ from mixerloop.files import read_sealed, write_sealed
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import meta_model
 from mixerloop.studies.plan import FLOPS_AGREE, make_plan
-from mixerloop.studies.study import line_of, read_study
+from mixerloop.studies.study import PARENT, line_of, read_study
 from mixerloop.training.fresh_run import init_run
-from small_model import training_file
+from small_model import model_file, training_file
 from toys import toy_attention  # noqa: F401
 
 STUDY = """title = "Small"
@@ -42,13 +42,17 @@ def write(tmp_path):
     return study
 
 
-def plan_of(path):
-    return make_plan(read_study(path), path.parent / "out")
+def plan_of(path, *, parent=None):
+    return make_plan(read_study(path), path.parent / "out", parent=parent)
 
 
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.toml")), ids=lambda path: path.stem)
-def test_the_studies_of_the_catalog_can_be_planned(path):
-    plan = plan_of(path)
+def test_the_studies_of_the_catalog_can_be_planned(path, tmp_path):
+    parent = None
+    if PARENT in path.read_text():
+        (tmp_path / "deep.toml").write_text(model_file(num_layers=30, schedule="no_loop"))
+        parent = init_run(str(tmp_path / "deep.toml"), tmp_path / "parent").run
+    plan = plan_of(path, parent=parent)
     for variant in plan.variants:
         cells, part = plan.of(variant.name), variant.part
         if variant.is_tuning:
