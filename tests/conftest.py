@@ -26,6 +26,7 @@ from instruction_sets import running_with  # noqa: E402
 from mixerloop.config import ModelConfig  # noqa: E402
 from mixerloop.training import gemm_rate  # noqa: E402
 from passed_tests import PassedTests  # noqa: E402
+from shared import hops_data, hops_run, text_data, text_run  # noqa: E402, F401
 from skip_reasons import SkipReasons, check_complete  # noqa: E402
 
 torch.set_num_threads(1)  # models this small only wait for a second thread, and so do neighbours
@@ -57,9 +58,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
-    """Seed the global generator, so that each run of a test draws the same numbers."""
+def unaffected() -> None:
+    """A test draws the same numbers and checks the same shapes, whichever tests ran before."""
     torch.manual_seed(0)
+    shape_checks.check_again()
 
 
 @pytest.fixture

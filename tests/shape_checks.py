@@ -1,13 +1,15 @@
 """Array shapes are checked in the process that runs the tests, and nowhere else.
 
-jaxtyping and beartype check each call of a function whose annotations name shapes, its result, and
-the fields of dataclasses and named tuples. jaxtyping's own import hook would also check the helpers
-in the same modules, which are three of four calls and whose plain types pyright checks.
+jaxtyping and beartype check a function whose annotations name shapes: its arguments, its result, and
+the fields of dataclasses and named tuples. In a test they check the first call with arguments of
+some types and shapes; to check every call took a third of the time of the fast tests. jaxtyping's
+own import hook would also check the helpers in the same modules, whose plain types pyright checks.
 
 Verbs that a test runs through `command_line` are not checked, because they run as a user runs them.
 """
 
 import contextlib
+import functools
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,12 +20,16 @@ from types import FunctionType, ModuleType
 from typing import Any, get_args
 
 import jaxtyping
+import numpy as np
+import torch
 from beartype import BeartypeConf, beartype
 from jaxtyping import AbstractArray, jaxtyped
 
 SOURCE = Path(__file__).parents[1] / "src"
 MARK = "shapes_are_checked"
 CONF = BeartypeConf(is_pep484_tower=True)  # an int is a float, as for pyright
+_checked_calls: set[Any] = set()
+"""Functions with the types and shapes of their arguments, of the calls that were checked."""
 
 
 def shaped_modules() -> list[str]:
@@ -57,6 +63,11 @@ def off() -> Iterator[None]:
         jaxtyping.config.update("jaxtyping_disable", False)
 
 
+def check_again() -> None:
+    """Check the next call of every function, as at the beginning of a test."""
+    _checked_calls.clear()
+
+
 def shaped_functions(scope: ModuleType | type) -> Iterator[tuple[ModuleType | type, str, Any]]:
     """Functions and methods with shapes in their annotations, each with its scope and name."""
     for name, value in list(vars(scope).items()):
@@ -85,14 +96,50 @@ class _CheckedLoader(SourceFileLoader):
         super().exec_module(module)
         for scope, name, function in shaped_functions(module):
             if not is_checked(function):  # imported from a module that was checked earlier
-                checked = jaxtyped(function, typechecker=_check)
-                setattr(_function(checked), MARK, True)
-                setattr(scope, name, checked)
+                setattr(scope, name, _checked(function))
 
 
 def is_checked(function: Any) -> bool:
     """Whether calls of a function, or of a property's getter, are checked."""
     return hasattr(_function(function), MARK)
+
+
+def _checked(function: Any) -> Any:
+    if isinstance(function, staticmethod | classmethod):
+        return type(function)(_checked(function.__func__))
+    if isinstance(function, property):
+        return function.getter(_checked(function.fget))
+    checking = jaxtyped(function, typechecker=_check)
+
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        if jaxtyping.config.jaxtyping_disable:
+            return function(*args, **keywords)
+        shapes = (
+            checking,
+            tuple(map(_shape, args)),
+            tuple(keywords),
+            *map(_shape, keywords.values()),
+        )
+        if shapes in _checked_calls:
+            return function(*args, **keywords)
+        result = checking(*args, **keywords)
+        _checked_calls.add(shapes)
+        return result
+
+    setattr(call, MARK, True)
+    return call
+
+
+def _shape(value: Any) -> Any:
+    """What a check can depend on: type and shape of an array, the small values that name sizes."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return type(value), value.dtype, value.shape
+    if isinstance(value, tuple | list):
+        return type(value), *map(_shape, value)
+    if value is None or isinstance(value, int | str):
+        return value
+    return type(value)
 
 
 def _check(function: Any) -> Any:
