@@ -305,6 +305,7 @@ class Runner:
         self.out, self.root, self.seconds = out, root, seconds
 
     def pytest_runtestloop(self, session: Any) -> bool:
+        """Take the place of pytest's own loop."""
         by_name = {item.nodeid: item for item in session.items}
         users = defaultdict(set)  # of fixtures that several tests share
         for item in session.items:
@@ -419,6 +420,7 @@ class _StopAtFailure:
         self.failed: str | None = None
 
     def pytest_runtest_logreport(self, report: Any) -> None:
+        """Remember a failure of a test or of its fixtures."""
         if report.failed:
             self.failed = report.nodeid
 
@@ -475,7 +477,7 @@ def _map(root: Path, folder: Path) -> None:
 def _times(file: Path) -> dict[str, float]:
     """Seconds by name of a test; a name here is one that pytest's own report gives."""
     times = {}
-    for case in ElementTree.parse(file).iter("testcase"):
+    for case in ElementTree.parse(file).iter("testcase"):  # noqa: S314 - made by pytest
         path = case.attrib["classname"].replace(".", "/") + ".py"
         times[f"{path}::{case.attrib['name']}"] = float(case.attrib["time"])
     return times

@@ -1,9 +1,10 @@
 """Array shapes are checked in the process that runs the tests, and nowhere else.
 
-jaxtyping and beartype check a function whose annotations name shapes: its arguments, its result, and
-the fields of dataclasses and named tuples. In a test they check the first call with arguments of
-some types and shapes; to check every call took a third of the time of the fast tests. jaxtyping's
-own import hook would also check the helpers in the same modules, whose plain types pyright checks.
+jaxtyping and beartype check a function whose annotations name shapes: its arguments, its result,
+and the fields of dataclasses and named tuples. In a test they check the first call with arguments
+of some types and shapes; to check every call took two thirds of the time of the tests that make
+many small ones. jaxtyping's own import hook would also check the helpers in the same modules, whose
+plain types pyright checks.
 
 Verbs that a test runs through `command_line` are not checked, because they run as a user runs them.
 """

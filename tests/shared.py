@@ -4,11 +4,11 @@ Read them only. A test that changes a run copies it: `shutil.copytree(hops_run, 
 """
 
 import json
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tomllib
 
 from made_once import made_once
 from mixerloop.config import run_config
