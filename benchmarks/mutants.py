@@ -510,7 +510,7 @@ def _copy(root: Path, folder: Path) -> Path:
     subprocess.run(["cp", "-al", str(root), str(copy)], check=True)
     for path in [
         *(copy / "src").rglob("*.py"),
-        *copy.glob(".venv/lib/*/site-packages/_mixerloop_*"),
+        *copy.glob(".venv/lib/*/site-packages/_editable_*"),
     ]:
         text = path.read_bytes()
         path.unlink()  # the original has the same file
