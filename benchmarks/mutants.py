@@ -304,6 +304,7 @@ class Runner:
         self.reached: list[dict[str, list[str]]] = work["tests"]
         self.times: dict[str, float] = work["times"]
         self.out, self.root, self.seconds = out, root, seconds
+        self.costs = dict(self.times)
         self.sound: dict[str, bool] = {}
         """Whether a test that killed a mutant passes without one, here."""
 
@@ -314,6 +315,10 @@ class Runner:
         for item in session.items:
             for fixture in _shared(item):
                 users[fixture].add(item.nodeid)
+        for names in users.values():  # the time of a shared fixture is in that of its first test
+            dearest = max(self.times.get(name, 0.0) for name in names)
+            for name in names & self.times.keys():
+                self.costs[name] = max(self.costs.get(name, 0.0), dearest)
         with self.out.open("a") as lines:
             for mutant, phases in zip(self.mutants, self.reached, strict=True):
                 names = {name for phase in phases.values() for name in phase}
@@ -338,10 +343,10 @@ class Runner:
 
     def _chosen(self, items: list[Any]) -> list[Any]:
         """Quick tests first, as many as the time allows."""
-        items.sort(key=lambda item: (self.times[item.nodeid], item.nodeid))
+        items.sort(key=lambda item: (self.costs[item.nodeid], item.nodeid))
         total, chosen = 0.0, []
         for item in items:
-            total += self.times[item.nodeid] + 0.02
+            total += self.costs[item.nodeid] + 0.02
             if total > self.seconds and chosen:
                 break
             chosen.append(item)
