@@ -37,6 +37,27 @@ def planned_arm(name, size):
     )
 
 
+def nll_result(nll, **changed):
+    """A held-out NLL, on the same data for all runs."""
+    figure = Estimate(value=nll, lower=nll - 0.01, upper=nll + 0.01, over="documents")
+    fields = {
+        "checkpoint": "run",
+        "schedule": "A F",
+        "trained_schedule": "A F",
+        "nll": figure,
+        "bits_per_byte": None,
+        "accuracy": figure,
+        "by_position": (),
+        "documents": 9,
+        "tokens": 99,
+        "context": 64,
+        "warnings": (),
+        "by_passes": {},
+        "provenance": result_provenance(data="d" * 64, compute_dtype="float32"),
+    }
+    return NllResult(**{**fields, **changed})
+
+
 def write_run(folder, arm, tokens, noise):
     _, phi, passes = ARMS[arm.name]
     layer = arm.layer_parameters[0]
@@ -48,13 +69,7 @@ def write_run(folder, arm, tokens, noise):
         passes=passes,
         tokens=tokens,
     )
-    figure = Estimate(value=nll, lower=nll - 0.01, upper=nll + 0.01, over="documents")
-    result = NllResult(
-        **{"checkpoint": "run", "schedule": arm.schedule, "trained_schedule": arm.schedule},
-        **{"nll": figure, "bits_per_byte": None, "accuracy": figure, "by_position": ()},
-        **{"documents": 9, "tokens": 99, "context": 64, "warnings": (), "by_passes": {}},
-        provenance=result_provenance(data="d" * 64, compute_dtype="float32"),
-    )
+    result = nll_result(nll, schedule=arm.schedule, trained_schedule=arm.schedule)
     write_result(folder / "results", result)
     (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "tokens": tokens}) + "\n")
 

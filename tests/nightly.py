@@ -61,16 +61,16 @@ def passed(name: str) -> bool:
 
 def with_line(page: str, name: str, line: str) -> str:
     """The page with a new line for a part; the lines of other parts stay."""
-    before, begin, rest = page.partition(BEGIN)
+    before, _, rest = page.partition(BEGIN)
     table, end, after = rest.partition(END)
-    assert begin and end, f"{PAGE} has no place for the table"
+    assert end, f"{PAGE} has no place for the table"
     lines = dict.fromkeys(PARTS, "")
     for old in table.splitlines(keepends=True):
         part = re.match(r"\| (\w+) \|", old)
         if part and part[1] in lines:
             lines[part[1]] = old
     lines[name] = line
-    return "".join((before, begin, "\n", HEAD, *lines.values(), "\n", end, after))
+    return "".join((before, BEGIN, "\n", HEAD, *lines.values(), "\n", end, after))
 
 
 def _commit() -> str:

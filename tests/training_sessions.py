@@ -1,7 +1,9 @@
 """Runs of twelve steps, trained in this process as the command trains them."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -9,10 +11,25 @@ from safetensors.torch import load_file
 from mixerloop import runs
 from mixerloop.config import run_config
 from mixerloop.history import restore_history
-from mixerloop.training.metrics import JsonLines
+from mixerloop.training.metrics import JsonLines, Metrics
 from mixerloop.training.parallel import Ranks
 from mixerloop.training.run_setup import begin
 from mixerloop.training.trainer import Trainer
+
+
+class Watching:
+    """A watcher that calls a function with the metrics of each step."""
+
+    def __init__(self, call: Callable[[Metrics], Any] = lambda metrics: None) -> None:
+        self._call = call
+
+    def step(self, metrics, timing):
+        self._call(metrics)
+
+    def flush(self):
+        pass
+
+    close = flush
 
 
 def twelve_steps(data, model, **keys):
@@ -41,6 +58,13 @@ def with_train(config, **changes):
     return replace(config, train=replace(config.train, **changes))
 
 
+def begun(run, config):
+    """The trainer of a run, which is made if it does not exist."""
+    if not run.exists():
+        begin(run, config, ranks=Ranks())
+    return Trainer(run, config, ranks=Ranks())
+
+
 def go(run, config, *, parent=None, until=None, watchers=()):
     """One session, as the command has them."""
     if not run.exists():
@@ -58,12 +82,15 @@ def records(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def weights(run, step):
+    return load_file(runs.checkpoint_folder(run, step) / "model.safetensors")
+
+
 def contents(run, step=12):
     """Weights, moments and metrics of a run that ended at a step."""
     folder = runs.checkpoint_folder(run, step)
-    tensors = load_file(folder / "model.safetensors")
     moments = load_file(folder / "optimizer" / "optimizer.safetensors")
-    return tensors | moments, (run / "metrics.jsonl").read_bytes()
+    return weights(run, step) | moments, (run / "metrics.jsonl").read_bytes()
 
 
 def assert_same_run(mine, their):

@@ -34,20 +34,15 @@ def printed(tmp_path_factory):
     return [text.strip().splitlines() for text in done.stdout.split(MARK)]
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_page_run(printed):
     assert len(printed) == len(EXAMPLES)
     assert all(printed)
-
-
-def test_a_whole_experiment_takes_a_dozen_lines_and_ends_in_a_verdict(printed):
     lines = [line for line in EXAMPLES[0].splitlines() if line.strip()]
     assert len(lines) <= MOST_LINES
     *figures, verdict = printed[0]
     assert [line.split()[0] for line in figures] == 2 * ["no_loop"] + 2 * ["mixer_loop"]
     assert verdict == "one seed: no verdict"
-
-
-def test_a_study_from_python_finishes_with_findings(printed):
     (study,) = (lines for lines in printed if lines[-1].startswith("() ("))
     assert "held-out NLL, best first: " in study[-1]
 

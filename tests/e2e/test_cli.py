@@ -3,25 +3,17 @@
 import io
 import json
 import shutil
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import sentencepiece
 
-from command_line import COMMAND, mixerloop, refused
+from command_line import mixerloop, refused
 from mixerloop import runs
 from mixerloop.data.sentencepiece_tokenizer import train_tokenizer
 from mixerloop.files import check_seal, seal_folder
 from mixerloop.ops.gated_delta_rule import choose_form
-
-
-def hear_interrupts():
-    """A shell starts background work with Ctrl-C ignored, and what it starts inherits that."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="module")
@@ -88,15 +80,12 @@ def test_generate_continues_token_ids_the_same_way_twice(fresh):
     assert len(first["tokens"]) == 5
 
 
-def test_generate_runs_another_schedule_only_when_asked(fresh):
+def test_generate_runs_another_schedule_in_bfloat16_only_when_asked(fresh):
     command = ["generate", fresh, "--prompt-tokens", 1, "--max-tokens", 1, "--json"]
-    result = json.loads(mixerloop(*command, "--schedule", "full_loop(2)").stdout)
+    options = ("--schedule", "full_loop(2)", "--compute-dtype", "bfloat16")
+    result = json.loads(mixerloop(*command, *options).stdout)
     assert (result["schedule"], result["run_schedule"]) == ("2x(4x(A F))", "4x(A4 F)")
-
-
-def test_generate_computes_in_bfloat16_when_asked(fresh):
-    command = ["generate", fresh, "--prompt-tokens", 1, "--max-tokens", 2, "--json"]
-    assert json.loads(mixerloop(*command, "--compute-dtype", "bfloat16").stdout)["tokens"]
+    assert result["tokens"]
 
 
 @pytest.mark.parametrize(
@@ -164,24 +153,6 @@ def test_a_config_file_can_stand_for_a_size(tmp_path):
     assert "mine.toml: model: unknown key num_pases" in refused("describe", config)
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
-)
-def test_a_stopped_init_leaves_nothing_behind(tmp_path, number, code):
-    process = subprocess.Popen(
-        [*COMMAND, "init", "110m", "--out", tmp_path / "run"],
-        stderr=subprocess.PIPE,
-        preexec_fn=hear_interrupts,
-    )
-    while not list(tmp_path.glob(".run.*")) and process.poll() is None:
-        time.sleep(0.01)
-    process.send_signal(number)
-    _, errors = process.communicate()
-    assert process.returncode == code
-    assert b"Traceback" not in errors
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_doctor_names_the_form_and_what_is_missing():
     found = json.loads(mixerloop("doctor", "--json").stdout)
     assert found["form"] == ("native" if found["native_kernel"] else "torch")
@@ -192,15 +163,14 @@ def test_the_doctor_names_the_form_and_what_is_missing():
         assert (f"  {name:<8} installed " in said) == there
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_that_arrives_in_a_finalizer_is_not_lost(number, code):
-    script = f"""
-import os, sys, time
+def test_a_signal_that_arrives_in_a_finalizer_is_not_lost():
+    script = """
+import os, signal, time
 from mixerloop.cli import main
 
 class Unlucky:
     def __del__(self):
-        os.kill(os.getpid(), {int(number)})
+        os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.1)
 
 def run():
@@ -210,13 +180,8 @@ def run():
 main._run = run
 main.main()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        timeout=20,
-        preexec_fn=hear_interrupts,
-    )
-    assert done.returncode == code, done.stderr
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=20)
+    assert done.returncode == 143, done.stderr
 
 
 def test_a_config_with_an_unknown_key_is_refused(fresh, tmp_path):
@@ -240,7 +205,7 @@ def test_a_misspelt_verb_or_option_is_an_error(arguments):
     assert "describe" in done.stderr or "--json" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", ["describe nano --json", "describe nano", "--help"])
+@pytest.mark.parametrize("arguments", ["describe nano --json", "--help"])
 def test_a_reader_that_goes_away_is_no_error(arguments):
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", f"{sys.executable} -m mixerloop {arguments} | head -c 1"],

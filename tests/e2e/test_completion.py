@@ -1,6 +1,5 @@
 """Completion in a real shell: what the tab key offers after a command line."""
 
-import os
 import shutil
 import subprocess
 
@@ -20,6 +19,7 @@ _mixerloop 2>/dev/null
 printf '%s\\n' "${COMPREPLY[@]}"
 """
 """Calls the function as bash calls it; `compopt` only works within a real completion."""
+BASH_PROGRAM = shutil.which("bash") or "bash"
 ZSH = """
 compdef() { : }
 compadd() { shift; print -l -- "$@" }
@@ -41,7 +41,8 @@ def offered(request, tmp_path_factory):
     script = folder / f"mixerloop.{shell}"
     script.write_text(mixerloop("completion", shell).stdout)
     (folder / "runs").mkdir()
-    (folder / "mine.toml").touch()
+    for name in ("mine.toml", "mine.txt"):
+        (folder / name).touch()
 
     def offer(*words: str) -> set[str]:
         line = ["mixerloop", *words]
@@ -51,7 +52,7 @@ def offered(request, tmp_path_factory):
         elif shell == "zsh":
             command = ["zsh", "-f", "-c", ZSH, "zsh", str(script), *line]
         else:
-            command = ["bash", "--norc", "-c", BASH, "bash", str(script), *line]
+            command = [BASH_PROGRAM, "--norc", "-c", BASH, "bash", str(script), *line]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
         assert done.stderr == ""
         return {one.partition("\t")[0] for one in done.stdout.splitlines() if one}
@@ -87,43 +88,13 @@ def test_verbs_configs_and_studies_are_offered(offered):
     assert offered("study", "") >= {"status", *catalog.study_names()}
 
 
-@pytest.fixture
-def in_bash(tmp_path):
-    """A function from the words of a command line to what bash offers in this folder."""
-    script = tmp_path / "script"
-    script.write_text(mixerloop("completion", "bash").stdout)
-
-    def offer(*words: str, **variables: str) -> list[str]:
-        bash = shutil.which("bash")
-        assert bash is not None
-        done = subprocess.run(
-            [bash, "--norc", "-c", BASH, "bash", script, "mixerloop", *words],
-            cwd=tmp_path,
-            env={**os.environ, **variables},
-            capture_output=True,
-            text=True,
-        )
-        return done.stdout.split()
-
-    return offer
-
-
-def test_bash_takes_a_value_behind_an_equals_sign_apart(in_bash):
-    assert in_bash("evaluate", "nll", "--documents", "=", "te") == ["test"]
-
-
-def test_a_second_value_is_offered_where_there_can_be_many(in_bash):
-    assert in_bash("bench", "prefill", "--sizes", "15m", "11") == ["110m"]
-
-
-def test_files_are_offered_where_a_config_can_be_one(in_bash, tmp_path):
-    for name in ("mine.toml", "mine.txt"):
-        (tmp_path / name).touch()
-    assert in_bash("train", "mi") == ["mine.toml"]
-
-
-def test_a_press_of_the_tab_key_starts_no_program(in_bash):
-    assert in_bash("tr", PATH="") == ["train", "transport"]
+@pytest.mark.parametrize("offered", ["bash"], indirect=True)
+def test_bash_completes_values_configs_and_starts_no_program(offered, monkeypatch):
+    assert offered("evaluate", "nll", "--documents", "=", "te") == {"test"}
+    assert offered("bench", "prefill", "--sizes", "15m", "11") == {"110m"}
+    assert offered("train", "mi") == {"mine.toml"}  # and not mine.txt
+    monkeypatch.setenv("PATH", "")
+    assert offered("tr") == {"train", "transport"}
 
 
 def test_an_unknown_shell_is_rejected_with_the_known_shells():

@@ -248,37 +248,21 @@ def test_the_site_is_built_without_a_warning(site):
     assert not list(site.rglob("*.py"))
 
 
-@pytest.fixture(scope="module")
-def browser():
-    needs.CHROMIUM.or_skip()
-    with needs.module("playwright.sync_api").sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=needs.CHROMIUM_PROGRAM)
-        yield browser
-        browser.close()
+@pytest.fixture
+def quiet(opened):
+    """A function that opens a page and waits until it loads nothing."""
 
+    def quiet(file, **options):
+        page, heard = opened(file, **options)
+        page.wait_for_load_state("networkidle")
+        return page, heard
 
-def opened(browser, file, *, width=1200, scheme="light"):
-    """A page from disk, and all that it complained of or asked for."""
-    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    heard = []
-    page.on("console", lambda message: heard.append(message.text))
-    page.on("pageerror", lambda error: heard.append(str(error)))
-    page.on(
-        "request",
-        lambda request: (
-            None
-            if request.url.startswith(("file:", "data:", "blob:"))
-            else heard.append(request.url)
-        ),
-    )
-    page.goto(file.as_uri())
-    page.wait_for_load_state("networkidle")
-    return page, heard
+    return quiet
 
 
 @pytest.mark.slow
-def test_a_search_from_disk_finds_the_page(site, browser):
-    page, heard = opened(browser, site / "index.html")
+def test_a_search_from_disk_finds_the_page(site, quiet):
+    page, heard = quiet(site / "index.html")
     page.locator(".md-search__input").click()
     page.keyboard.type("marginal ITR")
     first = page.locator(".md-search-result__link").first
@@ -291,20 +275,20 @@ def test_a_search_from_disk_finds_the_page(site, browser):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", WIDE_PAGES)
-def test_a_phone_need_not_scroll_sideways(site, browser, name, scheme):
-    page, heard = opened(browser, site / name, width=PHONE, scheme=scheme)
-    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE
-    colours = page.locator("body").get_attribute("data-md-color-scheme")
-    assert colours == {"light": "default", "dark": "slate"}[scheme]
-    assert page.locator("article img").evaluate_all("all => all.every(one => one.naturalWidth)")
-    assert heard == []
+def test_a_phone_need_not_scroll_sideways(site, quiet):
+    for number, name in enumerate(WIDE_PAGES):
+        scheme, colours = [("light", "default"), ("dark", "slate")][number % 2]
+        page, heard = quiet(site / name, width=PHONE, scheme=scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE, name
+        assert page.locator("body").get_attribute("data-md-color-scheme") == colours
+        pictures = page.locator("article img")
+        assert pictures.evaluate_all("all => all.every(one => one.naturalWidth)"), name
+        assert heard == []
 
 
 @pytest.mark.slow
-def test_a_reader_can_switch_to_the_dark_page(site, browser):
-    page, heard = opened(browser, site / "index.html")
+def test_a_reader_can_switch_to_the_dark_page(site, quiet):
+    page, heard = quiet(site / "index.html")
     body = page.locator("body")
     seen = []
     for _ in range(3):

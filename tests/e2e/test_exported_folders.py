@@ -34,26 +34,22 @@ def read_by(verb, folder, code=0):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("at", [0.1, 0.5, 0.95])
-def test_a_flipped_bit_is_named(folder, verb, name, at):
-    content = bytearray((folder / name).read_bytes())
-    content[int(at * len(content))] ^= 1
-    (folder / name).write_bytes(content)
-    assert f"folder/{name}" in read_by(verb, folder, code=2)
-    assert not (folder.parent / "run").exists()
-
-
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-@pytest.mark.parametrize("instead", ["nothing", "folder", "link to nothing"])
-def test_a_missing_file_is_named(folder, verb, name, instead):
-    (folder / name).unlink()
-    if instead == "folder":
-        (folder / name).mkdir()
-    elif instead == "link to nothing":
-        (folder / name).symlink_to("gone")
-    assert name in read_by(verb, folder, code=2)
+def test_a_flipped_bit_or_a_missing_file_is_named(folder, verb):
+    for name in FILES:
+        whole = (folder / name).read_bytes()
+        for at in (0.1, 0.95):
+            content = bytearray(whole)
+            content[int(at * len(content))] ^= 1
+            (folder / name).write_bytes(content)
+            assert f"folder/{name}" in read_by(verb, folder, code=2)
+            assert not (folder.parent / "run").exists()
+        (folder / name).unlink()
+        if name != CONTENTS:
+            assert name in read_by(verb, folder, code=2)
+            (folder / name).symlink_to("gone")
+            assert name in read_by(verb, folder, code=2)
+            (folder / name).unlink()
+        (folder / name).write_bytes(whole)
 
 
 @pytest.mark.parametrize("verb", VERBS)

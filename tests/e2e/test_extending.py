@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from command_line import environment
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
@@ -31,6 +33,7 @@ assert "parameters" in PART_SECTIONS
 """
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_page_run_and_work_together(tmp_path):
     examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert len(examples) == 7

@@ -14,7 +14,7 @@ WORDS = ("loop", "passes", "phi", "published")
 
 @pytest.fixture(autouse=True)
 def few_resamples(monkeypatch):
-    monkeypatch.setattr("mixerloop.laws.study_law.RESAMPLES", 20)
+    monkeypatch.setattr("mixerloop.laws.study_law.RESAMPLES", 4)
 
 
 @pytest.fixture(scope="module")
@@ -40,39 +40,30 @@ def test_a_law_is_shown_with_phi_residuals_and_predictions(place):
     assert "remark: mixer_loop: fewer than three seeds in some cells" in shown
 
 
-def test_a_law_is_written_with_a_figure_of_each_loop(place):
-    printed = json.loads(mixerloop("law", "study", "--json", "--out", "law", cwd=place).stdout)
-    written = json.loads((place / "law" / "law.json").read_text())
-    assert written == printed
-    assert {path.name for path in (place / "law").iterdir()} == {
-        *("law.json", "written.json"),
-        *(
-            f"law-{loop}.{end}"
-            for loop in ("mixer_loop", "full_loop")
-            for end in ("csv", "svg", "png")
-        ),
-    }
-    assert [law["loop"] for law in printed["loops"]] == ["mixer_loop", "full_loop"]
-
-
-def test_a_file_of_the_user_is_not_replaced(place):
+def test_a_file_of_the_user_is_not_replaced(place, quick):
     (place / "own").mkdir()
     (place / "own" / "law.json").write_text("mine")
-    ended = mixerloop("law", "study", "--out", "own", cwd=place, code=2)
+    law = ("law", "two-budgets", "--floor", "1.8", "--out", "own")
+    ended = mixerloop(*law, cwd=place, code=2)
     assert "law.json: not a file that mixerloop wrote" in ended.stderr
     assert (place / "own" / "law.json").read_text() == "mine"
-    mixerloop("law", "study", "--out", "own", "--overwrite", cwd=place)
+    mixerloop(*law, "--overwrite", cwd=place)
+    assert json.loads((place / "own" / "law.json").read_text())["loops"]
 
 
-def test_two_budgets_are_enough_with_a_floor(place):
+def test_two_budgets_are_enough_with_a_floor_and_each_loop_has_a_figure(place):
     assert "E, B and beta need three token budgets or more of one size" in refused(
         "law", "two-budgets", cwd=place
     )
-    found = json.loads(
-        mixerloop("law", "two-budgets", "--floor", "1.8", "--json", cwd=place).stdout
-    )
-    assert found["loops"][0]["parameters"]["phi"]["value"] == pytest.approx(0.3, abs=0.02)
-    assert found["floor"] == found["loops"][0]["parameters"]["E"]["value"] == 1.8
+    law = ("law", "two-budgets", "--floor", "1.8", "--json", "--out", "law")
+    printed = json.loads(mixerloop(*law, cwd=place).stdout)
+    assert [loop["loop"] for loop in printed["loops"]] == ["mixer_loop", "full_loop"]
+    assert printed["loops"][0]["parameters"]["phi"]["value"] == pytest.approx(0.3, abs=0.02)
+    assert printed["floor"] == printed["loops"][0]["parameters"]["E"]["value"] == 1.8
+    assert json.loads((place / "law/law.json").read_text()) == printed
+    figures = {f"law-{loop['loop']}.{end}" for loop in printed["loops"] for end in ("csv", "svg")}
+    names = {path.name for path in (place / "law").iterdir() if path.suffix != ".png"}
+    assert names == {"law.json", "written.json", *figures}
 
 
 @pytest.mark.parametrize(

@@ -2,35 +2,23 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
 from command_line import mixerloop, refused
-from mixerloop.data.corpora import prepare_hops
-from mixerloop.data.tasks.hops import HopsSettings
-from small_model import training_file
 
 MINE = "mine"
 SMALL = ("--windows", 2, "--positions", 2)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    place = tmp_path_factory.mktemp("overwriting")
-    prepare_hops(place / "hops", HopsSettings())
-    (place / "hops.toml").write_text(
-        training_file("hops", train={"steps": 2}, schedule="mixer_loop(2)")
-    )
-    mixerloop("train", "hops.toml", "--out", "run", cwd=place)
-    mixerloop("transport", "run", *SMALL, cwd=place)
-    return place
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture
-def place(trained, tmp_path):
-    """A copy of a folder with a run whose transport was measured."""
-    return Path(shutil.copytree(trained, tmp_path / "place"))
+def place(measured_run, tmp_path):
+    """A folder with a run whose transport was measured, and nothing else."""
+    shutil.copytree(measured_run, tmp_path / "run")
+    return tmp_path
 
 
 def files_of(place) -> dict[str, bytes]:
@@ -130,7 +118,7 @@ def test_a_report_of_new_results_replaces_the_old_report(place):
     assert files_of(place) == after
 
 
-@pytest.mark.parametrize("folder", ["hops.toml", "run/checkpoints/step-2"])
+@pytest.mark.parametrize("folder", ["run/config.toml", "run/checkpoints/step-4"])
 def test_a_page_goes_into_no_file_and_no_checkpoint(place, folder):
     before = files_of(place)
     assert folder in refused("report", "run", "--out", f"{folder}/x.html", cwd=place)

@@ -16,6 +16,7 @@ from mixerloop.start import STOPPING
 from saved_results import as_printed
 from small_model import training_file
 
+NIGHTLY = ((signal.SIGTERM, False), (signal.SIGHUP, True))
 CELL_PROCESS = "mixerloop.studies.cell_process"
 
 STUDY = """
@@ -31,7 +32,7 @@ measure = ["nll", "hops", "transport"]
 windows = 4
 positions = 4
 """
-STEPS = 400
+STEPS = 300
 SAVED = 20  # steps after which there is a checkpoint to go on from
 PATIENCE = 120
 NUMBERS = ("nll.json", "hops.json", "transport.json")
@@ -152,7 +153,7 @@ def test_a_worker_that_is_killed_is_started_again(place, alone):
     assert numbers(place / "worker") == alone
 
 
-@pytest.mark.parametrize("whole_group", [False, True])
+@pytest.mark.parametrize("whole_group", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_killed_study_leaves_no_process_and_loses_nothing(place, alone, whole_group):
     out = "group" if whole_group else "parent"
     study = (place / out).resolve()
@@ -171,7 +172,10 @@ def test_a_killed_study_leaves_no_process_and_loses_nothing(place, alone, whole_
 
 @pytest.mark.parametrize(
     ("number", "whole_group"),
-    [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGHUP, True)],
+    [
+        (signal.SIGINT, True),
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in NIGHTLY),
+    ],
 )
 def test_a_study_that_is_told_to_stop_saves_its_cells(place, alone, number, whole_group):
     out = f"told-{number.name}-{whole_group}"
@@ -185,3 +189,22 @@ def test_a_study_that_is_told_to_stop_saves_its_cells(place, alone, number, whol
     assert not cells_at_work(study)
     finish(place, out)
     assert numbers(study) == alone
+
+
+@pytest.mark.nightly
+def test_killed_in_every_phase_it_ends_in_the_same_numbers(place, alone):
+    for phase in ("nll", "hops", "transport"):
+        process = start(place, "phases", "--jobs", "1")
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:
+            said += line
+            if f"mixer_loop(2)-seed1: {phase}" in line:
+                break
+        else:
+            pytest.fail(f"it never came to {phase}: {said}")
+        process.kill()
+        process.communicate()
+        assert not (place / "phases/report.html").exists()
+    finish(place, "phases", "--jobs", "1")
+    assert numbers(place / "phases") == alone

@@ -7,6 +7,7 @@ import pytest
 from command_line import mixerloop, refused
 from mixerloop.measures import MEASURES, register
 from mixerloop.result_files import read_result
+from quick_verbs import save_time
 from small_model import training_file
 from toy_measure import TOY, PositiveResult
 
@@ -31,7 +32,9 @@ def place(tmp_path_factory):
     (place / "small.toml").write_text(training_file())
     (place / "study.toml").write_text(STUDY)
     register(TOY)
-    mixerloop("study", "study.toml", "--jobs", "1", "--out", "study", cwd=place)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        save_time(monkeypatch)
+        mixerloop("study", "study.toml", "--jobs", "1", "--out", "study", cwd=place)
     yield place
     del MEASURES[TOY.name]
 
@@ -44,15 +47,12 @@ def test_a_study_measures_it_and_keeps_a_typed_result(place):
     assert operators <= result.provenance.forms.keys() <= {*operators, "gated_delta_rule"}
 
 
-def test_it_is_compared_with_a_verdict(place):
+def test_it_is_compared_with_a_verdict_and_reported(place):
     comparison = json.loads((place / "study/toy/comparison.json").read_text())
     (pair,) = comparison["pairs"]
     assert pair["measures"].keys() == {"positive"}
     assert pair["measures"]["positive"]["verdict"] == "one seed: no verdict"
     assert pair["measures"]["positive"]["over"] == "examples"
-
-
-def test_it_appears_in_the_tables_and_in_the_report(place):
     shown = mixerloop("evaluate", "compare", *RUNS, cwd=place).stdout
     assert shown.count("positive weights") == 2  # of the architectures, and of their difference
     report = (place / "study/report.md").read_text()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,8 +13,6 @@ import pytest
 
 import needs
 from command_line import COMMAND, environment, mixerloop, refused
-from mixerloop.data.corpora import prepare_hops
-from mixerloop.data.tasks.hops import HopsSettings
 from mixerloop.notation import notation, resolve
 from small_model import training_file
 
@@ -23,8 +22,8 @@ CONFIG = training_file("data", train=TRAIN, num_layers=1, schedule="mixer_loop(2
 
 
 @pytest.fixture
-def place(tmp_path):
-    prepare_hops(tmp_path / "data", HopsSettings())
+def place(hops_data, tmp_path):
+    shutil.copytree(hops_data, tmp_path / "data")
     (tmp_path / "small.toml").write_text(CONFIG)
     return tmp_path
 
@@ -91,62 +90,18 @@ def test_keys_can_be_given_as_options(place):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_run_is_saved_and_says_how_to_go_on(place, number):
-    started = subprocess.Popen(
-        [*COMMAND, "train", "small.toml", "--out", "x", "--train.steps", "100000"],
-        cwd=place,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=environment(place),
-    )
-    metrics = place / "x/metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.exists() and metrics.read_text().count("\n") > 3):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    again = refused("train", "--resume", "x", cwd=place)
-    assert f"x: process {started.pid} on " in again
-    assert "is writing to this run" in again
-    started.send_signal(number)
-    output, _ = started.communicate(timeout=60)
-    assert started.returncode == 128 + number
-    name = signal.Signals(number).name
-    assert f"x: stopped by {name} at step " in output
-    assert output.endswith("go on: mixerloop train --resume x\n")
-    (one,) = json.loads(mixerloop("runs", ".", "--json", cwd=place).stdout)
-    assert one["state"] == "stopped"
-    assert one["step"] == one["checkpoint_step"]
-    went_on = mixerloop("train", "--resume", "x", "--until", one["step"] + 2, cwd=place)
-    assert f"x: stopped at step {one['step'] + 2:,}, which is saved" in went_on.stdout
+def test_a_stopped_run_is_saved_and_says_how_to_go_on(place, signal_in_step, number):
+    signal_in_step(number, 3)
+    ended = mixerloop("train", "small.toml", "--out", "x", cwd=place, code=128 + number)
+    assert f"x: stopped by {number.name} at step 3" in ended.stdout
+    assert ended.stdout.endswith("go on: mixerloop train --resume x\n")
+    (run,) = json.loads(mixerloop("runs", ".", "--json", cwd=place).stdout)
+    assert (run["state"], run["step"], run["checkpoint_step"]) == ("stopped", 3, 3)
+    resumed = mixerloop("train", "--resume", "x", "--until", 5, cwd=place)
+    assert "x: stopped at step 5, which is saved" in resumed.stdout
 
 
-def test_killed_once_it_resumes_to_the_same_bits(place):
-    longer = ("--train.steps", "200", "--train.checkpoint_every", "20")
-    mixerloop("train", "small.toml", "--out", "whole", *longer, cwd=place)
-    process = subprocess.Popen(
-        [*COMMAND, "train", "small.toml", "--out", "killed", *longer],
-        cwd=place,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment(place),
-    )
-    while not (place / "killed/checkpoints/step-20").exists():
-        assert process.poll() is None
-        time.sleep(0.005)
-    process.kill()
-    process.wait()
-    assert not (place / "killed/checkpoints/step-200").exists()
-    mixerloop("train", "--resume", "killed", cwd=place)
-    for name in (
-        "metrics.jsonl",
-        "checkpoints/step-200/model.safetensors",
-        "checkpoints/step-200/optimizer/optimizer.safetensors",
-    ):
-        assert (place / "killed" / name).read_bytes() == (place / "whole" / name).read_bytes()
-
-
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_at_random_moments_it_ends_in_the_same_bits():
     script = ROOT / "benchmarks" / "kill_and_resume.py"
     done = subprocess.run(

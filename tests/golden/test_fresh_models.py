@@ -61,6 +61,7 @@ def test_a_fresh_model_always_has_the_same_loss(loop, dtype):
     assert loss_of(loop, dtype) == pytest.approx(LOSSES[loop], abs=ROUNDING[dtype])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", LIMITS)
 def test_weights_and_losses_do_not_depend_on_the_instruction_set(capability):
     """Torch and numpy lower a set that the CPU does not have to the best it has."""
@@ -70,24 +71,18 @@ def test_weights_and_losses_do_not_depend_on_the_instruction_set(capability):
     best = 0 if loaded is None else loaded.mixerloop_best_set()
     if kernel in native_library.INSTRUCTION_SETS[: best + 1]:
         limits[native_library.SET_VARIABLE] = kernel
-    found = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-W", "ignore", __file__],
         env=os.environ | limits,
         capture_output=True,
         text=True,
         check=True,
     )
-    digests, losses = json.loads(found.stdout)
+    digests, losses = json.loads(ended.stdout)
     assert digests == WEIGHTS
     assert losses == pytest.approx(LOSSES, abs=ROUNDING[torch.float64])
 
 
 if __name__ == "__main__":  # what the test above runs under other instruction sets
-    print(
-        json.dumps(
-            [
-                {rule: digest_of(rule) for rule in WEIGHTS},
-                {loop: loss_of(loop, torch.float64) for loop in LOSSES},
-            ]
-        )
-    )
+    digests = {rule: digest_of(rule) for rule in WEIGHTS}
+    print(json.dumps([digests, {loop: loss_of(loop, torch.float64) for loop in LOSSES}]))

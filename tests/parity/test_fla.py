@@ -8,21 +8,21 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 import needs
-from mixerloop.ops import fla
+from mixerloop.ops import fla, native_library
 from mixerloop.ops.gated_delta_rule import choose_form, gated_delta_rule
+from rule_cases import GATED_DELTA_RULE, make_inputs
 
 UNDER_INTERPRETER = """
 import itertools, sys, torch
 sys.path[:0] = sys.argv[1:]
-from rule_cases import make_inputs
+from rule_cases import GATED_DELTA_RULE, make_inputs
 from mixerloop.ops.gated_delta_rule import gated_delta_rule
 
 torch.set_grad_enabled(False)
 for seq, sizes in itertools.product((1, 5, 17), ((16, 16), (72, 72), (16, 40))):
-    inputs = make_inputs(decay="head", erase="own", seq=seq, sizes=sizes)
+    inputs = make_inputs(**GATED_DELTA_RULE, seq=seq, sizes=sizes)
     wanted = gated_delta_rule(**inputs, form="definition")
     for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 2.0**-6)):
         tokens = {k: v.to(dtype) if v.ndim == 4 and k != "initial_state" else v.float()
@@ -53,17 +53,9 @@ def test_the_recurrent_kernel_computes_the_rule(request):
 @needs.package("triton").mark
 def test_it_is_refused_on_a_cpu(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    one = torch.zeros(1, 1, 1, 2)
-    gate = torch.zeros(1, 1, 1)
+    inputs = make_inputs(**GATED_DELTA_RULE, seq=1, sizes=(2, 2))
     with pytest.raises(ValueError, match="fla needs a CUDA device; choose native or torch"):
-        gated_delta_rule(
-            query=one,
-            key=one,
-            value=one,
-            log_decay=gate,
-            write_strength=gate,
-            form="fla",
-        )
+        gated_delta_rule(**inputs, form="fla")
 
 
 def test_auto_on_cuda_is_fla_where_it_is_installed(monkeypatch):
@@ -79,21 +71,11 @@ def test_auto_on_cuda_is_fla_where_it_is_installed(monkeypatch):
 
 
 def test_the_native_kernel_is_refused_on_cuda(monkeypatch):
-    from mixerloop.ops import native_library
-
     monkeypatch.setattr(native_library, "library", lambda: object())
     with pytest.raises(ValueError, match="native runs on CPUs; choose fla or torch"):
         choose_form("native", "cuda")
 
 
-def test_float64_is_refused(monkeypatch):
-    wide = torch.zeros(1, 1, 1, 2, dtype=torch.float64)
+def test_float64_is_refused():
     with pytest.raises(ValueError, match="fla computes in float32; choose torch"):
-        fla.fla_gated_delta_rule(
-            query=wide,
-            key=wide,
-            value=wide,
-            log_decay=wide[..., 0],
-            write_strength=wide[..., 0],
-            initial_state=torch.zeros(1, 1, 2, 2, dtype=torch.float64),
-        )
+        fla.fla_gated_delta_rule(**make_inputs(**GATED_DELTA_RULE, seq=1, sizes=(2, 2)))

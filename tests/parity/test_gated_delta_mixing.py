@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import needs
+from mixerloop.config import Form
 from mixerloop.ops.gated_delta_mixing import MixingWeights, Projected, gated_delta_mixing
+from mixerloop.ops.native_library import INSTRUCTION_SETS
 
 pytestmark = needs.KERNEL.mark
 
@@ -55,20 +57,24 @@ def random_case(generator, dtype):
     )
 
 
-def results(case, dtype, form):
+def mixed(tokens, weights, memory=None, conv_history=None, *, form: Form = "native"):
+    return gated_delta_mixing(
+        Projected(*tokens),
+        MixingWeights(*weights),
+        norm_eps=NORM_EPS,
+        form=form,
+        memory=memory,
+        conv_history=conv_history,
+    )
+
+
+def results(case, dtype, form: Form):
     """Outputs and all gradients, for tokens of one type and weights that are never narrow."""
     wide = torch.promote_types(dtype, torch.float32)
     tokens = [x.to(dtype).requires_grad_() for x in case[0]]
     weights = [x.to(wide).requires_grad_() for x in case[1]]
     states = [None if x is None else x.to(wide).requires_grad_() for x in case[2]]
-    outputs = gated_delta_mixing(
-        Projected(*tokens),
-        MixingWeights(*weights),
-        norm_eps=NORM_EPS,
-        form=form,
-        memory=states[0],
-        conv_history=states[1],
-    )
+    outputs = mixed(tokens, weights, *states, form=form)
     leaves = [x for x in (*tokens, *weights, *states) if x is not None and x.numel()]
     generator = torch.Generator().manual_seed(1)
     given = [torch.randn(x.shape, generator=generator).bfloat16().to(x.dtype) for x in outputs]
@@ -95,9 +101,14 @@ def largest_error(case, dtype):
 @pytest.mark.parametrize(
     "case",
     [
-        *({"seq": seq} for seq in (1, 2, 15, 16, 17, 63, 64, 65, 300)),
-        *({"d_head": d_head} for d_head in (1, 16, 33, 64, 72, 128)),
-        *({"width": width, "seq": 40} for width in (1, 2, 8, 17)),
+        *(
+            {"seq": seq, "d_head": d}
+            for seq, d in ((1, 64), (15, 16), (16, 33), (17, 72), (64, 24))
+        ),
+        *({"seq": seq, "d_head": d} for seq, d in ((63, 1), (65, 128), (130, 40))),
+        *(
+            {"width": width, "seq": 20} for width in (1, 2, 8, 17, 18)
+        ),  # 18: the rule alone is native
         *({"state": False, "seq": seq} for seq in (1, 3, 100)),
         *({"rate": rate} for rate in (-6.0, 3.0)),
     ],
@@ -110,37 +121,21 @@ def test_outputs_and_gradients_match_the_definition(case, dtype):
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_any_shape_on_any_instruction_set(instruction_set, dtype):
     """`python benchmarks/fuzz_native.py` runs ten thousand."""
-    generator = torch.Generator().manual_seed(0)
-    for number in range(15):
+    generator = torch.Generator().manual_seed(INSTRUCTION_SETS.index(instruction_set))
+    for number in range(6):
         error = largest_error(random_case(generator, dtype), dtype)
         assert error < TOLERANCE[dtype], f"case {number}: {error:.2e}"
 
 
-@pytest.mark.parametrize("cut", [1, 2, 3, 16, 50, 69])
+@pytest.mark.parametrize("cut", [1, 3, 16, 69])
 def test_a_sequence_can_stop_and_go_on(cut):
-    (tokens, weights, (memory, history)) = make_case()
-
-    def run(part, memory, history):
-        return gated_delta_mixing(
-            Projected(*(x[:, part] for x in tokens)),
-            MixingWeights(*weights),
-            norm_eps=NORM_EPS,
-            form="native",
-            memory=memory,
-            conv_history=history,
-        )
-
-    whole, *after = run(slice(None), memory, history)
-    first, *between = run(slice(0, cut), memory, history)
-    second, *end = run(slice(cut, None), *between)
+    tokens, weights, states = make_case()
+    whole, *after = mixed(tokens, weights, *states)
+    first, *between = mixed([x[:, :cut] for x in tokens], weights, *states)
+    second, *end = mixed([x[:, cut:] for x in tokens], weights, *between)
     torch.testing.assert_close(torch.cat([first, second], 1), whole, rtol=0, atol=1e-12)
     for one, other in zip(end, after, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
-
-
-def test_a_filter_wider_than_a_chunk_goes_through_the_rule_alone():
-    case = make_case(width=18, seq=40)
-    assert largest_error(case, torch.float64) < TOLERANCE[torch.float64]
 
 
 def test_the_number_of_threads_changes_no_bit():
@@ -152,8 +147,7 @@ def test_the_number_of_threads_changes_no_bit():
         found.append(results(case, torch.bfloat16, "native"))
     torch.set_num_threads(before)
     for other in found[1:]:
-        for mine, their in zip(found[0], other, strict=True):
-            assert torch.equal(mine, their)
+        assert all(map(torch.equal, found[0], other))
 
 
 def test_torch_knows_the_operator():
@@ -180,22 +174,14 @@ def test_torch_knows_the_operator():
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(name, cut, message, form):
-    tokens, weights, (memory, history) = make_case()
-    projected = Projected(*tokens)
-    states = {"memory": memory, "conv_history": history}
-    if name in states:
-        states[name] = cut(states[name])
-    else:
-        projected = projected._replace(**{name: cut(getattr(projected, name))})
+    tokens, weights, states = make_case()
+    given = dict(
+        zip((*Projected._fields, "memory", "conv_history"), (*tokens, *states), strict=True)
+    )
+    given[name] = cut(given[name])
+    *tokens, memory, conv_history = given.values()
     with pytest.raises(ValueError, match=message):
-        gated_delta_mixing(
-            projected,
-            MixingWeights(*weights),
-            norm_eps=NORM_EPS,
-            form=form,
-            memory=states["memory"],
-            conv_history=states["conv_history"],
-        )
+        mixed(tokens, weights, memory, conv_history, form=form)
 
 
 @pytest.mark.parametrize("seq", [1, 5])
@@ -206,11 +192,6 @@ def test_tokens_can_be_traced(seq):
     tokens, weights, _ = make_case(seq=seq)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         fake = [mode.from_tensor(x) for x in (*tokens, *weights)]
-        output, memory, _ = gated_delta_mixing(
-            Projected(*fake[:4]),
-            MixingWeights(*fake[4:]),
-            norm_eps=NORM_EPS,
-            form="native",
-        )
+        output, memory, _ = mixed(fake[:4], fake[4:])
     assert output.shape == (2, seq, 48)
     assert memory.shape == (2, 2, 24, 24)

@@ -4,6 +4,8 @@
 `test_linear_attention_family.py` compares it with other people's code.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -64,7 +66,7 @@ def test_chunks_and_tiles_of_any_size_give_the_same_values(
 def test_autocast_does_not_reach_into_the_rule_or_its_backward(form):
     inputs = {name: tensor.float() for name, tensor in rule_inputs(seq=65).items()}
 
-    def run():
+    def run() -> dict[Any, torch.Tensor]:
         if form != "definition":
             return results(inputs, form, gated_delta_rule)
         return dict(enumerate(gated_delta_rule(**inputs, form=form)))  # autograd would cast

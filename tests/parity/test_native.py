@@ -11,7 +11,7 @@ import needs
 from mixerloop.ops import native_library
 from mixerloop.ops.gated_delta_rule import choose_form, gated_delta_rule
 from mixerloop.ops.native import SMALL
-from rule_cases import TOLERANCE, largest_error, make_inputs, random_case, results
+from rule_cases import GATED_DELTA_RULE, TOLERANCE, largest_error, make_inputs, random_case, results
 
 __all__ = ["TOLERANCE", "largest_error", "random_case"]  # of benchmarks/fuzz_native.py
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ def test_random_cases_of_every_operator_match_the_definition(cases):
 
 @needs.KERNEL.mark
 def test_the_number_of_threads_changes_no_bit():
-    inputs = make_inputs(decay="head", erase="own", seq=130, sizes=(30, 20), batch=8, heads=3)
+    inputs = make_inputs(**GATED_DELTA_RULE, seq=130, sizes=(30, 20), batch=8, heads=3)
     assert inputs["initial_state"].numel() * 130 > SMALL  # several threads would run
     before = torch.get_num_threads()
     found = []

@@ -10,7 +10,6 @@ import random
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ import needs
 from mixerloop.ops.gated_delta_mixing import MixingWeights, Projected, gated_delta_mixing
 from mixerloop.ops.gated_delta_rule import gated_delta_rule
 from mixerloop.ops.sliced_cross_entropy import sliced_cross_entropy, token_losses
+from rule_cases import GATED_DELTA_RULE, make_inputs
 
 FAST_FORMS = ["torch", pytest.param("native", marks=needs.KERNEL.mark)]
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}  # relative to the largest finite value
@@ -29,23 +29,9 @@ MIXING = [*TOKENS, "conv", "A_log", "dt_bias", "norm", "memory", "conv_history"]
 
 
 def rule_case(seed, seq, dtype):
-    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    batch, heads, d_key, d_value = 2, 2, draw.randint(1, 20), draw.randint(1, 20)
-
-    def normal(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    def uniform():
-        return torch.rand(batch, seq, heads, generator=generator, dtype=torch.float64)
-
-    inputs = {
-        "query": F.normalize(normal(batch, seq, heads, d_key), dim=-1),
-        "key": F.normalize(normal(batch, seq, heads, d_key), dim=-1),
-        "value": normal(batch, seq, heads, d_value),
-        "log_decay": -(uniform() ** 3) * 4,
-        "write_strength": uniform(),
-        "initial_state": normal(batch, heads, d_key, d_value),
-    }
+    draw = random.Random(seed)
+    sizes = draw.randint(1, 20), draw.randint(1, 20)
+    inputs = make_inputs(**GATED_DELTA_RULE, seq=seq, sizes=sizes, batch=2, seed=seed)
     return {name: tensor.to(dtype) for name, tensor in inputs.items()}
 
 
@@ -208,19 +194,16 @@ def test_a_state_whose_sum_overflows_is_no_broken_state():
 
 
 @pytest.mark.parametrize("form", FAST_FORMS)
-@pytest.mark.parametrize("log_decay", [80.0, 100.0, 300.0, 1000.0, 1e30])
+@pytest.mark.parametrize("log_decay", [80.0, 300.0, 1e30])
 def test_a_log_decay_above_zero_grows_until_it_is_infinite(log_decay, form):
     inputs = rule_case(5, 40, torch.float32)
     inputs["log_decay"][:, 20] = log_decay
     wanted = gated_delta_rule(**inputs, form="definition")[0]
     got = gated_delta_rule(**inputs, form=form)[0]
-    assert_same(
-        {"output": got},
-        {"output": wanted.double()},
-        tolerance=TOLERANCE[torch.float32],
-        also_not_finite=True,
-    )
-    assert wanted[:, :20].isfinite().all()
+    tolerance = TOLERANCE[torch.float32]
+    wanted = {"output": wanted.double()}
+    assert_same({"output": got}, wanted, tolerance=tolerance, also_not_finite=True)
+    assert wanted["output"][:, :20].isfinite().all()
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own forward mode
@@ -296,26 +279,17 @@ def test_the_mixer_agrees_with_its_definition(form, seed, seq, poison):
 
 @pytest.mark.parametrize("form", FAST_FORMS)
 @pytest.mark.parametrize("number", NOT_FINITE)
-def test_a_token_without_a_label_does_not_reach_the_loss_of_the_others(number, form):
-    x, weight = torch.randn(5, 4), torch.randn(7, 4)
+def test_a_token_reaches_no_loss_but_its_own(number, form):
+    x, weight, others = torch.randn(5, 4), torch.randn(7, 4), [0, 2, 3, 4]
     labels = torch.tensor([1, -100, 3, 0, 6])
     wanted = sliced_cross_entropy(x=x, weight=weight, labels=labels, form=form)
+    each, _ = token_losses(x=x, weight=weight, labels=labels.abs() % 7, form=form)
     x[1, 2] = number
     leaf = x.clone().requires_grad_()
     total = sliced_cross_entropy(x=leaf, weight=weight, labels=labels, form=form)
     torch.testing.assert_close(total, wanted)
     (d_x,) = torch.autograd.grad(total, leaf)
-    assert d_x[[0, 2, 3, 4]].isfinite().all()
-
-
-@pytest.mark.parametrize("form", FAST_FORMS)
-@pytest.mark.parametrize("number", NOT_FINITE)
-def test_the_loss_of_a_token_is_its_own(number, form):
-    x, weight = torch.randn(5, 4), torch.randn(7, 4)
-    labels = torch.tensor([1, 2, 3, 0, 6])
-    wanted, _ = token_losses(x=x, weight=weight, labels=labels, form=form)
-    x[1, 2] = number
-    losses, _ = token_losses(x=x, weight=weight, labels=labels, form=form)
-    others = [0, 2, 3, 4]
-    torch.testing.assert_close(losses[others], wanted[others])
+    assert d_x[others].isfinite().all()
+    losses, _ = token_losses(x=x, weight=weight, labels=labels.abs() % 7, form=form)
+    torch.testing.assert_close(losses[others], each[others])
     assert not losses[1].isfinite()

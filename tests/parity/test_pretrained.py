@@ -14,8 +14,6 @@ from safetensors.torch import load_file, save_file
 
 import needs
 from mixerloop import runs
-from mixerloop.data.corpora import prepare_hops
-from mixerloop.data.tasks.hops import HopsSettings
 from mixerloop.interop.conversion import export_run, import_run
 from mixerloop.interop.loading import load_any, open_subject
 from mixerloop.interop.parents import open_parent
@@ -23,7 +21,7 @@ from mixerloop.model.decoding import advance, start
 from mixerloop.notation import resolve
 from mixerloop.ops.precision import compute_in
 from mixerloop.transport.measurement import Looking, measure_transport
-from training_sessions import go, twelve_steps
+from training_sessions import go, twelve_steps, with_train
 
 TRANSFORMERS = needs.package("transformers").mark
 LOGITS, GRADIENTS = 1e-5, 1e-4  # float32, weights large enough that a bug shows
@@ -65,14 +63,20 @@ def loud(module, *, scale=1.5):
     return module.eval()
 
 
-@TRANSFORMERS
-@pytest.mark.parametrize("name", THEIRS)
-def test_models_of_transformers_compute_the_same_here(name, tmp_path):
+def saved_by_transformers(name, folder, dtype=torch.float32):
+    """A model of `transformers` with loud weights, and its folder."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     given = AutoConfig.for_model(name.split(",")[0], **SIZES, **THEIRS[name])
-    theirs = loud(AutoModelForCausalLM.from_config(given, attn_implementation="eager"))
-    theirs.save_pretrained(tmp_path / "theirs")
+    model = AutoModelForCausalLM.from_config(given, attn_implementation="eager")
+    loud(model).to(dtype).save_pretrained(folder)
+    return model
+
+
+@TRANSFORMERS
+@pytest.mark.parametrize("name", THEIRS)
+def test_models_of_transformers_compute_the_same_here(name, tmp_path):
+    theirs = saved_by_transformers(name, tmp_path / "theirs")
     made = import_run(tmp_path / "theirs", tmp_path / "run")
     assert made.unused == ()
     ours = load_any(tmp_path / "run", form="torch").model
@@ -82,52 +86,49 @@ def test_models_of_transformers_compute_the_same_here(name, tmp_path):
 
     for logits in (ours(TOKENS), wanted):
         F.cross_entropy(logits[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten()).backward()
-    gradients = {"model.embed_tokens.weight": ours.embedding.weight.grad}
-    gradients["model.norm.weight"] = ours.final_norm.weight.grad
+    names = {"model.embed_tokens": "embedding", "model.norm": "final_norm"}
     for number in range(LAYERS):
         prefix, layer = f"model.layers.{number}", f"layers.{number}"
-        for theirs_name, name_of in (
-            ("self_attn.o_proj", "mixer.output_proj"),
-            ("mlp.down_proj", "ffn.down_proj"),
-        ):
-            parameter = ours.get_parameter(f"{layer}.{name_of}.weight")
-            gradients[f"{prefix}.{theirs_name}.weight"] = parameter.grad
-        query = theirs.get_parameter(f"{prefix}.self_attn.q_proj.weight")
-        d_qkv = ours.get_parameter(f"{layer}.mixer.qkv_proj.weight").grad
-        assert d_qkv is not None
-        gradients[f"{prefix}.self_attn.q_proj.weight"] = d_qkv[: len(query)]
-    for name_of, gradient in gradients.items():
-        wanted_gradient = theirs.get_parameter(name_of).grad
-        torch.testing.assert_close(gradient, wanted_gradient, rtol=GRADIENTS, atol=GRADIENTS)
+        names[f"{prefix}.self_attn.o_proj"] = f"{layer}.mixer.output_proj"
+        names[f"{prefix}.self_attn.q_proj"] = f"{layer}.mixer.qkv_proj"  # its first rows
+        names[f"{prefix}.mlp.down_proj"] = f"{layer}.ffn.down_proj"
+    for their_name, our_name in names.items():
+        wanted_gradient = theirs.get_parameter(f"{their_name}.weight").grad
+        gradient = ours.get_parameter(f"{our_name}.weight").grad
+        assert gradient is not None
+        torch.testing.assert_close(
+            gradient[: len(wanted_gradient)], wanted_gradient, rtol=GRADIENTS, atol=GRADIENTS
+        )
+
+
+def assert_same_folders(one, other):
+    """The same tensors, types and config.json."""
+    before, after = (load_file(folder / "model.safetensors") for folder in (one, other))
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        assert value.dtype == after[name].dtype
+        assert torch.equal(value, after[name]), name
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (one, other)]
+    assert configs[0] == configs[1]
 
 
 @TRANSFORMERS
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", THEIRS)
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, torch.float32) for name in THEIRS), ("qwen3", torch.bfloat16)]
+)
 def test_a_folder_comes_back_bit_for_bit(name, dtype, tmp_path):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    given = AutoConfig.for_model(name.split(",")[0], **SIZES, **THEIRS[name])
-    loud(AutoModelForCausalLM.from_config(given)).to(dtype).save_pretrained(tmp_path / "theirs")
+    saved_by_transformers(name, tmp_path / "theirs", dtype)
     import_run(tmp_path / "theirs", tmp_path / "run")
     export_run(tmp_path / "run", tmp_path / "again")
-    before, after = (load_file(tmp_path / of / "model.safetensors") for of in ("theirs", "again"))
-    assert before.keys() == after.keys()
-    for tensor, value in before.items():
-        assert value.dtype == after[tensor].dtype == dtype
-        assert torch.equal(value, after[tensor])
-    configs = [
-        json.loads((tmp_path / of / "config.json").read_text()) for of in ("theirs", "again")
-    ]
-    assert configs[0] == configs[1]
+    assert_same_folders(tmp_path / "theirs", tmp_path / "again")
+    assert load_file(tmp_path / "again" / "model.safetensors")["model.norm.weight"].dtype == dtype
 
 
 # --- weights in bfloat16 --------------------------------------------------------------------------
 
 
 def test_bfloat16_weights_stay_in_the_mapped_file_for_bfloat16_products(tmp_path):
-    tensors = {name: tensor.bfloat16() for name, tensor in ouro_tensors().items()}
-    write_folder(tmp_path / "theirs", tensors, OURO)
+    write_looped("ouro", tmp_path / "theirs", dtype=torch.bfloat16)
     import_run(tmp_path / "theirs", tmp_path / "run")
     narrow = open_subject(tmp_path / "run", compute_dtype="bfloat16", keep=False).model
     wide = open_subject(tmp_path / "run", keep=False).model
@@ -224,11 +225,10 @@ def random_tensors(shapes):
 def write_folder(folder, tensors, config, *, shards=1):
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
-    names = sorted(tensors)
     if shards == 1:
         save_file(tensors, folder / "model.safetensors")
         return
-    where = {}
+    names, where = sorted(tensors), {}
     for shard in range(shards):
         file = f"model-{shard}.safetensors"
         save_file({name: tensors[name] for name in names[shard::shards]}, folder / file)
@@ -264,10 +264,6 @@ def ouro_shapes(*, vocab=VOCAB, width=D_MODEL, inner=D_FFN, layers=LAYERS) -> Sh
             shapes[f"{layer}mlp.{name}_proj.weight"] = (inner, width)
         shapes[f"{layer}mlp.down_proj.weight"] = (width, inner)
     return shapes
-
-
-def ouro_tensors():
-    return random_tensors(ouro_shapes())
 
 
 def ouro_by_hand(w, tokens, *, num_passes):
@@ -361,7 +357,13 @@ def huginn_by_hand(w, tokens, *, num_passes):
 
 
 LOOPED = {
-    "ouro": (OURO, ouro_tensors, ouro_by_hand, "3x(3x(A F))", "full_loop(2)"),
+    "ouro": (
+        OURO,
+        lambda: random_tensors(ouro_shapes()),
+        ouro_by_hand,
+        "3x(3x(A F))",
+        "full_loop(2)",
+    ),
     "huginn": (
         HUGINN,
         huginn_tensors,
@@ -372,12 +374,25 @@ LOOPED = {
 }
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("name", LOOPED)
+def write_looped(name, folder, *, shards=1, dtype=torch.float32, **keys):
+    """A folder of a looped model, and its tensors."""
+    config, make, *_ = LOOPED[name]
+    tensors = {key: tensor.to(dtype) for key, tensor in make().items()}
+    write_folder(folder, tensors, config | keys, shards=shards)
+    return tensors
+
+
+@pytest.fixture
+def ouro(tmp_path):
+    """The folder of an Ouro."""
+    write_looped("ouro", tmp_path / "theirs")
+    return tmp_path / "theirs"
+
+
+@pytest.mark.parametrize(("name", "shards"), [("ouro", 1), ("huginn", 3)])
 def test_looped_models_follow_their_equations(name, shards, tmp_path):
-    config, make, by_hand, schedule, fewer = LOOPED[name]
-    tensors = make()
-    write_folder(tmp_path / "theirs", tensors, config, shards=shards)
+    *_, by_hand, schedule, fewer = LOOPED[name]
+    tensors = write_looped(name, tmp_path / "theirs", shards=shards)
     made = import_run(tmp_path / "theirs", tmp_path / "run")
     assert made.schedule == schedule
     model = load_any(tmp_path / "run", form="torch").model.double()
@@ -396,19 +411,13 @@ def test_looped_models_follow_their_equations(name, shards, tmp_path):
 
 @pytest.mark.parametrize("name", LOOPED)
 def test_looped_folders_come_back_bit_for_bit(name, tmp_path):
-    config, make, *_ = LOOPED[name]
-    tensors = make()
-    write_folder(tmp_path / "theirs", tensors, config, shards=2)
+    tensors = write_looped(name, tmp_path / "theirs")
     made = import_run(tmp_path / "theirs", tmp_path / "run")
     assert list(made.unused) == sorted(key for key in tensors if "early_exit_gate" in key)
     export_run(tmp_path / "run", tmp_path / "again")
-    again = load_file(tmp_path / "again" / "model.safetensors")
-    assert again.keys() == tensors.keys()
-    assert all(torch.equal(again[key], tensors[key]) for key in tensors)
-    assert json.loads((tmp_path / "again" / "config.json").read_text()) == config
+    assert_same_folders(tmp_path / "theirs", tmp_path / "again")
     export_run(tmp_path / "theirs", tmp_path / "copy")  # a folder, which was never a run
-    copy = load_file(tmp_path / "copy" / "model.safetensors")
-    assert all(torch.equal(copy[key], tensors[key]) for key in tensors)
+    assert_same_folders(tmp_path / "theirs", tmp_path / "copy")
 
 
 @TRANSFORMERS
@@ -454,6 +463,11 @@ LLAMA = {
 }
 
 
+def llama_tensors():
+    tensors = random_tensors(ouro_shapes())
+    return {name: w for name, w in tensors.items() if "_2." not in name and "exit" not in name}
+
+
 @pytest.mark.parametrize(
     ("keys", "problem"),
     [
@@ -480,22 +494,21 @@ LLAMA = {
     ],
 )
 def test_what_does_not_fit_is_rejected_by_name(keys, problem, tmp_path):
-    llama = {
-        name: w for name, w in ouro_tensors().items() if "_2." not in name and "exit" not in name
-    }
-    write_folder(tmp_path / "theirs", llama, LLAMA)
-    import_run(tmp_path / "theirs", tmp_path / "fits")
-    (tmp_path / "theirs" / "config.json").write_text(json.dumps(LLAMA | keys))
+    write_folder(tmp_path / "theirs", llama_tensors(), LLAMA | keys)
     with pytest.raises(ValueError, match=problem):
         import_run(tmp_path / "theirs", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
+def test_a_key_that_has_no_effect_can_be_ignored(tmp_path):
+    write_folder(tmp_path / "theirs", llama_tensors(), LLAMA | {"their_note": 1})
+    import_run(tmp_path / "theirs", tmp_path / "run", ignore_keys=["their_note"])
+    with pytest.raises(ValueError, match="ignored key nope is not there"):
+        import_run(tmp_path / "theirs", tmp_path / "other", ignore_keys=["nope"])
+
+
 def test_types_of_one_matrix_are_widened_and_other_types_are_rejected(tmp_path):
-    llama = {
-        name: w for name, w in ouro_tensors().items() if "_2." not in name and "exit" not in name
-    }
-    query = "model.layers.0.self_attn.q_proj.weight"
+    llama, query = llama_tensors(), "model.layers.0.self_attn.q_proj.weight"
     write_folder(tmp_path / "mixed", llama | {query: llama[query].bfloat16()}, LLAMA)
     import_run(tmp_path / "mixed", tmp_path / "run")
     qkv = load_any(tmp_path / "run").model.get_parameter("layers.0.mixer.qkv_proj.weight")
@@ -508,22 +521,18 @@ def test_types_of_one_matrix_are_widened_and_other_types_are_rejected(tmp_path):
 
 
 def test_a_missing_shard_is_named(tmp_path):
-    write_folder(tmp_path / "theirs", ouro_tensors(), OURO, shards=2)
+    write_looped("ouro", tmp_path / "theirs", shards=2)
     (tmp_path / "theirs" / "model-1.safetensors").unlink()
     for use in (load_any, open_parent):
         with pytest.raises(ValueError, match=r"model-1\.safetensors is not in this folder"):
             use(tmp_path / "theirs")
 
 
-def test_transport_in_bfloat16_of_narrow_weights(tmp_path):
-    tensors = {name: tensor.bfloat16() for name, tensor in ouro_tensors().items()}
-    write_folder(tmp_path / "theirs", tensors, OURO)
+def test_transport_in_bfloat16_of_narrow_weights(tmp_path, hops_data):
+    write_looped("ouro", tmp_path / "theirs", dtype=torch.bfloat16)
     import_run(tmp_path / "theirs", tmp_path / "run")
-    settings = HopsSettings()
-    prepare_hops(tmp_path / "data", settings)
     subject = open_subject(tmp_path / "run", compute_dtype="bfloat16", keep=False)
-    looking = Looking(windows=2, positions=2)
-    result = measure_transport(subject, looking, data=tmp_path / "data")
+    result = measure_transport(subject, Looking(windows=2, positions=2), data=hops_data)
     assert result.intact_max_abs_error == 0
 
 
@@ -613,58 +622,40 @@ def test_what_transformers_would_not_read_of_a_gguf_file_is_named(tmp_path, chan
     assert not (tmp_path / "run").exists()
 
 
-def test_errors_name_the_folder_of_the_user_and_no_temporary_folder(tmp_path):
-    write_folder(tmp_path / "theirs", ouro_tensors(), OURO)
+def test_errors_name_the_folder_of_the_user_and_no_temporary_folder(ouro, tmp_path):
     with pytest.raises(ValueError, match=r"theirs/config\.json: model\.schedule") as raised:
-        import_run(tmp_path / "theirs", tmp_path / "run", layers=[0, 1], schedule="5x(A F)")
+        import_run(ouro, tmp_path / "run", layers=[0, 1], schedule="5x(A F)")
     assert str(tmp_path) in str(raised.value)
 
 
-def test_weights_that_do_not_fit_on_the_disk_are_named(tmp_path, monkeypatch):
+def test_weights_that_do_not_fit_on_the_disk_are_named(ouro, tmp_path, monkeypatch):
     """A file that was cut off must not be sealed."""
-    write_folder(tmp_path / "theirs", ouro_tensors(), OURO)
 
     def full(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left") as raised:
-        import_run(tmp_path / "theirs", tmp_path / "run")
+        import_run(ouro, tmp_path / "run")
     assert raised.value.filename.endswith("model.safetensors")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_loop_round_other_layers_than_those_of_the_norm_is_rejected(tmp_path):
-    write_folder(tmp_path / "theirs", ouro_tensors(), OURO)
-    import_run(tmp_path / "theirs", tmp_path / "run")
+def test_a_loop_round_other_layers_than_those_of_the_norm_is_rejected(ouro, tmp_path):
+    import_run(ouro, tmp_path / "run")
     open_subject(tmp_path / "run", schedule="no_loop", keep=False)
     open_subject(tmp_path / "run", schedule="full_loop(2)", keep=False)
     for schedule in ("mixer_loop(2)", "A F (A F)2 A F"):
         with pytest.raises(ValueError, match="pass_norm belongs to the loop of"):
             open_subject(tmp_path / "run", schedule=schedule, keep=False)
-    import_run(tmp_path / "theirs", tmp_path / "mixers", schedule="mixer_loop(2)")
+    import_run(ouro, tmp_path / "mixers", schedule="mixer_loop(2)")
     open_subject(tmp_path / "mixers", keep=False)
 
 
-def test_an_ignored_key_that_is_not_there_is_rejected(tmp_path):
-    write_folder(tmp_path / "theirs", ouro_tensors(), OURO)
-    with pytest.raises(ValueError, match="ignored key nope is not there"):
-        import_run(tmp_path / "theirs", tmp_path / "run", ignore_keys=["nope"])
-
-
 def test_a_huginn_with_a_huge_number_of_passes_is_rejected_at_once(tmp_path):
-    config, make, *_ = LOOPED["huginn"]
-    write_folder(tmp_path / "theirs", make(), config | {"mean_recurrence": 10**9})
+    write_looped("huginn", tmp_path / "theirs", mean_recurrence=10**9)
     with pytest.raises(ValueError, match=r"model\.schedule"):
         import_run(tmp_path / "theirs", tmp_path / "run")
-
-
-def test_a_key_that_has_no_effect_can_be_ignored(tmp_path):
-    llama = {
-        name: w for name, w in ouro_tensors().items() if "_2." not in name and "exit" not in name
-    }
-    write_folder(tmp_path / "theirs", llama, LLAMA | {"their_note": 1})
-    import_run(tmp_path / "theirs", tmp_path / "run", ignore_keys=["their_note"])
 
 
 @pytest.mark.parametrize(
@@ -677,84 +668,65 @@ def test_a_key_that_has_no_effect_can_be_ignored(tmp_path):
 def test_a_schedule_without_a_place_in_the_layout_is_not_exported(
     name, schedule, problem, tmp_path
 ):
-    config, make, *_ = LOOPED[name]
-    write_folder(tmp_path / "theirs", make(), config)
+    write_looped(name, tmp_path / "theirs")
     import_run(tmp_path / "theirs", tmp_path / "run", schedule=schedule)
     with pytest.raises(ValueError, match=problem):
         export_run(tmp_path / "run", tmp_path / "again")
 
 
 def trained_further(run, parent, data, **model):
-    """The run of a parent after twelve steps."""
+    """The weights of a run of a parent after a step."""
     config = twelve_steps(data, parent.model.changed(**model))
-    go(run, config, parent=parent)
-    return load_file(runs.checkpoint_folder(run, 12) / "model.safetensors")
+    go(run, with_train(config, steps=1, warmup_steps=0, evaluate_windows=1), parent=parent)
+    return load_file(runs.checkpoint_folder(run, 1) / "model.safetensors")
 
 
-def test_a_run_that_was_trained_further_is_exported_in_the_layout_of_its_import(tmp_path):
-    config, make, *_ = LOOPED["ouro"]
-    tensors = {name: tensor.bfloat16() for name, tensor in make().items()}
-    write_folder(tmp_path / "theirs", tensors, config | {"torch_dtype": "bfloat16"})
-    import_run(tmp_path / "theirs", tmp_path / "run")
-    prepare_hops(tmp_path / "data", HopsSettings())
-    child, grandchild = tmp_path / "child", tmp_path / "grandchild"
-    trained_further(child, open_parent(tmp_path / "run"), tmp_path / "data")
-    ours = trained_further(
-        grandchild, open_parent(child), tmp_path / "data", schedule="full_loop(2)"
+def test_a_run_that_was_trained_further_is_exported_in_the_layout_of_its_import(
+    tmp_path, hops_data
+):
+    tensors = write_looped(
+        "ouro", tmp_path / "theirs", dtype=torch.bfloat16, torch_dtype="bfloat16"
     )
+    import_run(tmp_path / "theirs", tmp_path / "run")
+    child, grandchild = tmp_path / "child", tmp_path / "grandchild"
+    trained_further(child, open_parent(tmp_path / "run"), hops_data)
+    ours = trained_further(grandchild, open_parent(child), hops_data, schedule="full_loop(2)")
     export_run(grandchild, tmp_path / "again")
     again = load_file(tmp_path / "again" / "model.safetensors")
     assert again.keys() == tensors.keys()
     down = "model.layers.1.mlp.down_proj.weight"
     assert torch.equal(again[down], ours["layers.1.ffn.down_proj.weight"])
-    assert not torch.equal(again[down], tensors[down].float())
     for name in tensors:
         assert again[name].dtype == torch.float32
         assert torch.equal(again[name], tensors[name].float()) == ("early_exit_gate" in name), name
     written = json.loads((tmp_path / "again" / "config.json").read_text())
-    assert written == config | {"torch_dtype": "float32", "total_ut_steps": 2}
+    assert written == OURO | {"torch_dtype": "float32", "total_ut_steps": 2}
     back = load_any(tmp_path / "again", form="torch").model(TOKENS)
     assert torch.equal(back, load_any(grandchild, form="torch").model(TOKENS))
 
 
-def test_a_folder_that_was_trained_further_without_an_import_is_exported_too(tmp_path):
-    config, make, *_ = LOOPED["ouro"]
-    tensors = make()
-    write_folder(tmp_path / "theirs", tensors, config)
-    prepare_hops(tmp_path / "data", HopsSettings())
-    trained_further(tmp_path / "child", open_parent(tmp_path / "theirs"), tmp_path / "data")
+def test_a_folder_that_was_trained_further_without_an_import_is_exported_too(
+    ouro, tmp_path, hops_data
+):
+    trained_further(tmp_path / "child", open_parent(ouro), hops_data)
     export_run(tmp_path / "child", tmp_path / "again")
     again = load_file(tmp_path / "again" / "model.safetensors")
-    assert again.keys() == tensors.keys()
+    assert again.keys() == ouro_shapes().keys()
+    record = runs.checkpoint_folder(tmp_path / "child", 0) / runs.IMPORTED
+    record.write_text(record.read_text().replace("ouro", "Ouro"))
+    with pytest.raises(ValueError, match=r"imported\.json: damaged"):
+        export_run(tmp_path / "child", tmp_path / "damaged")
 
 
-def test_a_model_that_has_outgrown_the_layout_is_not_exported_in_it(tmp_path):
-    config, make, *_ = LOOPED["ouro"]
-    write_folder(tmp_path / "theirs", make(), config)
-    import_run(tmp_path / "theirs", tmp_path / "run")
-    prepare_hops(tmp_path / "data", HopsSettings())
-    parent = open_parent(tmp_path / "run")
-    trained_further(tmp_path / "child", parent, tmp_path / "data", pass_residual="stack")
+def test_a_model_that_has_outgrown_the_layout_is_not_exported_in_it(ouro, tmp_path, hops_data):
+    trained_further(tmp_path / "child", open_parent(ouro), hops_data, pass_residual="stack")
     with pytest.raises(ValueError, match="attention"):
         export_run(tmp_path / "child", tmp_path / "again")
     assert not (tmp_path / "again").exists()
 
 
-def test_a_damaged_record_of_the_import_is_named(tmp_path):
-    config, make, *_ = LOOPED["ouro"]
-    write_folder(tmp_path / "theirs", make(), config)
-    prepare_hops(tmp_path / "data", HopsSettings())
-    trained_further(tmp_path / "child", open_parent(tmp_path / "theirs"), tmp_path / "data")
-    record = runs.checkpoint_folder(tmp_path / "child", 0) / runs.IMPORTED
-    record.write_text(record.read_text().replace("ouro", "Ouro"))
-    with pytest.raises(ValueError, match=r"imported\.json: damaged"):
-        export_run(tmp_path / "child", tmp_path / "again")
-
-
 def test_some_layers_make_a_smaller_model_of_the_same_layout(tmp_path):
-    config, make, *_ = LOOPED["ouro"]
-    tensors = make()
-    write_folder(tmp_path / "theirs", tensors, config, shards=2)
+    tensors = write_looped("ouro", tmp_path / "theirs", shards=2)
     made = import_run(tmp_path / "theirs", tmp_path / "run", layers=[2, 0, 2, 1])
     assert made.schedule == "3x(4x(A F))"
     export_run(tmp_path / "run", tmp_path / "again")
@@ -769,7 +741,7 @@ def test_some_layers_make_a_smaller_model_of_the_same_layout(tmp_path):
                 again[f"model.layers.{new}.{name}"], tensors[f"model.layers.{old}.{name}"]
             )
     written = json.loads((tmp_path / "again" / "config.json").read_text())
-    assert written == config | {"num_hidden_layers": 4}
+    assert written == OURO | {"num_hidden_layers": 4}
 
 
 @pytest.mark.parametrize(
@@ -782,8 +754,7 @@ def test_some_layers_make_a_smaller_model_of_the_same_layout(tmp_path):
     ],
 )
 def test_layers_that_are_not_there_are_rejected(name, layers, problem, tmp_path):
-    config, make, *_ = LOOPED[name]
-    write_folder(tmp_path / "theirs", make(), config)
+    write_looped(name, tmp_path / "theirs")
     with pytest.raises(ValueError, match=problem):
         import_run(tmp_path / "theirs", tmp_path / "run", layers=layers)
     assert not (tmp_path / "run").exists()

@@ -46,33 +46,20 @@ COMMON = {
     "use_cache": False,
     "vocab_size": 50,
 }
+
+
+def of_kind(model_type, name, **keys):
+    return {**COMMON, "architectures": [f"{name}ForCausalLM"], "model_type": model_type, **keys}
+
+
 FIRST = {"loop_count": 4, "use_residual": True}
 FIRST_KINDS = ("gdn", "mixerloop", "fullloop", "ffnloop")
 SHRUNK = {
-    "gdn": {
-        **COMMON,
-        **{"architectures": ["GatedDeltaNetForCausalLM"], "model_type": "gated_deltanet"},
-        **{"use_gate": True, "use_short_conv": True},
-    },
-    "mixerloop": {
-        **COMMON,
-        **FIRST,
-        **{"architectures": ["MixerLoopForCausalLM"], "model_type": "mixerloop"},
-    },
-    "fullloop": {
-        **COMMON,
-        **FIRST,
-        **{"architectures": ["FullLoopForCausalLM"], "model_type": "fullloop"},
-    },
-    "ffnloop": {
-        **COMMON,
-        **FIRST,
-        **{"architectures": ["FFNLoopForCausalLM"], "model_type": "ffnloop"},
-    },
-    "mixerloop, later": {
-        **COMMON,
-        **{"architectures": ["MixerLoopForCausalLM"], "model_type": "mixerloop", "loop_count": 4},
-    },
+    "gdn": of_kind("gated_deltanet", "GatedDeltaNet", use_gate=True, use_short_conv=True),
+    "mixerloop": of_kind("mixerloop", "MixerLoop", **FIRST),
+    "fullloop": of_kind("fullloop", "FullLoop", **FIRST),
+    "ffnloop": of_kind("ffnloop", "FFNLoop", **FIRST),
+    "mixerloop, later": of_kind("mixerloop", "MixerLoop", loop_count=4),
 }
 SHRUNK |= {
     "mixerloop, wide values": SHRUNK["mixerloop"] | {"expand_v": 2.0, "allow_neg_eigval": True},

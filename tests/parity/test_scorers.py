@@ -52,28 +52,36 @@ def model(tiny):
     return fresh_model(dataclasses.replace(tiny, schedule="mixer_loop(3)"), seed=0)
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("share_prefixes", [True, False])
+def assert_scores(found, questions, expected):
+    """Losses within rounding and the same most likely tokens as `expected(candidate)`."""
+    for candidates, scores in zip(questions, found, strict=True):
+        for candidate, one in zip(candidates, scores, strict=True):
+            losses, most_likely = expected(candidate)
+            np.testing.assert_allclose(one.losses, losses, atol=TOLERANCE)
+            np.testing.assert_array_equal(one.most_likely, most_likely)
+
+
+@pytest.mark.parametrize(
+    ("loop", "share_prefixes"), [*((loop, True) for loop in LOOPS), ("mixer_loop", False)]
+)
 def test_scores_are_those_of_every_sequence_whole(tiny, loop, share_prefixes):
     model = fresh_model(dataclasses.replace(tiny, schedule=loop), seed=0)
-    wide = fresh_model(dataclasses.replace(tiny, schedule=loop), seed=0).double()
-    questions = random_questions(1)
-    scorer = LoopedScorer(model, share_prefixes=share_prefixes)
-    for candidates, found in zip(questions, scorer.score(questions), strict=True):
-        for candidate, scores in zip(candidates, found, strict=True):
-            losses, most_likely = plainly(wide, candidate)
-            np.testing.assert_allclose(scores.losses, losses, atol=TOLERANCE)
-            np.testing.assert_array_equal(scores.most_likely, most_likely)
+    questions = random_questions(1, num=6)
+    found = LoopedScorer(model, share_prefixes=share_prefixes).score(questions)
+    wide = model.double()
+    assert_scores(found, questions, lambda candidate: plainly(wide, candidate))
 
 
 @given(st.integers(0, 10**6), st.sampled_from([64, 256, 8192]), st.integers(1, 8))
-@settings(max_examples=20)
-def test_batches_of_any_size_give_the_same_scores(tiny_model, seed, most_tokens, most_states):
-    questions = random_questions(seed, num=8)
-    expected = LoopedScorer(tiny_model, share_prefixes=False).score(questions)
+@settings(max_examples=8)
+def test_batches_of_any_size_give_the_same_scores(seed, most_tokens, most_states):
+    sizes = {"num_layers": 2, "d_model": 16, "num_heads": 2, "d_head": 8, "d_ffn": 24}
+    model = fresh_model(small_config(**sizes, vocab_size=50, schedule="mixer_loop(2)"), seed=0)
+    questions = random_questions(seed, num=6)
+    expected = LoopedScorer(model, share_prefixes=False).score(questions)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(looped_scorer, "BATCH_TOKENS", most_tokens)
-        scorer = LoopedScorer(tiny_model)
+        scorer = LoopedScorer(model)
         scorer._most_states = most_states
         found = scorer.score(questions)
     for a, b in zip(expected, found, strict=True):
@@ -81,19 +89,11 @@ def test_batches_of_any_size_give_the_same_scores(tiny_model, seed, most_tokens,
             np.testing.assert_allclose(one.losses, other.losses, atol=TOLERANCE)
 
 
-@pytest.fixture(scope="module")
-def tiny_model():
-
-    sizes = small_config(num_layers=2, d_model=16, num_heads=2, d_head=8, d_ffn=24, vocab_size=50)
-    return fresh_model(dataclasses.replace(sizes, vocab_size=50, schedule="mixer_loop(2)"), seed=0)
-
-
 def test_another_schedule_is_scored_when_it_is_asked_for(model, tiny):
-    questions = random_questions(2)
+    questions = random_questions(2, num=1)
     schedule = LOOPS["full_loop"](tiny.num_layers, 2)
     found = LoopedScorer(model, schedule=schedule).score(questions)
-    losses, _ = plainly(model, questions[0][0], schedule)
-    np.testing.assert_allclose(found[0][0].losses, losses, atol=TOLERANCE)
+    assert_scores(found, questions, lambda candidate: plainly(model, candidate, schedule))
 
 
 def test_a_shared_beginning_is_run_once(model):
@@ -113,10 +113,8 @@ def test_candidates_that_differ_in_their_last_token_are_one_sequence(model):
     (found,) = scorer.score([candidates])
     assert scorer.tokens_processed == 40
     assert len({float(scores.losses[0]) for scores in found}) == 4
-    for candidate, scores in zip(candidates, found, strict=True):
-        np.testing.assert_allclose(
-            scores.losses, plainly(model.double(), candidate)[0], atol=TOLERANCE
-        )
+    wide = model.double()
+    assert_scores([found], [candidates], lambda candidate: plainly(wide, candidate))
 
 
 @pytest.mark.parametrize("share_prefixes", [True, False])
@@ -144,7 +142,7 @@ def test_losses_that_are_no_numbers_are_refused(model):
 
 
 def test_bfloat16_stays_near(model):
-    questions = random_questions(4)
+    questions = random_questions(4, num=4)
     narrow = LoopedScorer(model, compute_dtype="bfloat16").score(questions)
     for a, b in zip(LoopedScorer(model).score(questions), narrow, strict=True):
         for one, other in zip(a, b, strict=True):
@@ -154,31 +152,21 @@ def test_bfloat16_stays_near(model):
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_a_hugging_face_model_is_scored_like_by_hand(kind):
     transformers = needs.module("transformers")
-    if kind == "gpt2":
-        config = transformers.GPT2Config(
-            vocab_size=50, n_positions=128, n_embd=16, n_layer=2, n_head=2
-        )
-        model = transformers.GPT2LMHeadModel(config).eval()
-    else:
-        config = transformers.LlamaConfig(
-            vocab_size=50,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-        )
-        model = transformers.LlamaForCausalLM(config).eval()
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
+    if kind == "llama":
+        sizes["intermediate_size"] = 24
+    config = transformers.AutoConfig.for_model(kind, **sizes)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     questions = random_questions(5)
-    scorer = HuggingFaceScorer(model)
-    for candidates, found in zip(questions, scorer.score(questions), strict=True):
-        for candidate, scores in zip(candidates, found, strict=True):
-            with torch.no_grad():
-                tokens = torch.from_numpy(candidate.tokens)[None]
-                log_p = model(input_ids=tokens).logits[0].double().log_softmax(-1)
-            for place, loss in enumerate(scores.losses, start=candidate.start):
-                expected = -float(log_p[place - 1, candidate.tokens[place]])
-                assert loss == pytest.approx(expected, abs=TOLERANCE)
-                assert scores.most_likely[place - candidate.start] == log_p[place - 1].argmax()
+
+    def by_hand(candidate):
+        with torch.no_grad():
+            logits = model(input_ids=torch.from_numpy(candidate.tokens)[None]).logits[0]
+        log_p = logits.double().log_softmax(-1)[candidate.start - 1 : -1]
+        labels = torch.from_numpy(candidate.tokens[candidate.start :])
+        return -log_p.gather(-1, labels[:, None])[:, 0], log_p.argmax(-1)
+
+    assert_scores(HuggingFaceScorer(model).score(questions), questions, by_hand)
     with pytest.raises(ValueError, match="in training mode"):
         HuggingFaceScorer(model.train())
 

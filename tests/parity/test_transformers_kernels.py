@@ -232,6 +232,7 @@ def test_generation_with_a_cache_gives_the_same_tokens(tiny_model, calls):
 
 EACH = [(name, model) for name, models in MODELS.items() for model in models]
 ONE_OF_EACH = [(name, models[0]) for name, models in MODELS.items()]
+RULES = {name: models for name, models in MODELS.items() if name != "mamba2_chunk_scan"}
 
 
 def arguments(name, *, seq=70, state=True, dtype=torch.float32, l2norm=True):
@@ -276,10 +277,22 @@ def as_tuple(result):
     return result if isinstance(result, tuple) else (result,)
 
 
-@pytest.mark.parametrize("state", [True, False])
-@pytest.mark.parametrize(("name", "model"), EACH)
-def test_a_function_returns_what_it_did_before(name, model, state, torch_only, calls):
-    module, inputs = module_of(model), arguments(name, state=state)
+@pytest.mark.parametrize(
+    ("name", "model", "options"),
+    [
+        *((name, model, {}) for name, model in EACH),
+        *((name, model, {"state": False}) for name, model in ONE_OF_EACH),
+        *(
+            (name, model, {"dtype": dtype})
+            for name, model in ONE_OF_EACH
+            for dtype in (torch.bfloat16, torch.float64)
+        ),
+        *((name, models[0], {"l2norm": False}) for name, models in RULES.items()),
+    ],
+    ids=str,
+)
+def test_a_function_returns_what_it_did_before(name, model, options, torch_only, calls):
+    module, inputs = module_of(model), arguments(name, **options)
     before = as_tuple(getattr(module, name)(**inputs))
     with transformers_kernels.install():
         after = as_tuple(getattr(module, name)(**inputs))
@@ -290,31 +303,8 @@ def test_a_function_returns_what_it_did_before(name, model, state, torch_only, c
         else:
             assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
             assert ours.is_contiguous()
-            assert relative(ours, theirs) <= FUNCTIONS_AGREE
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize(("name", "model"), ONE_OF_EACH)
-def test_types_of_outputs_and_states_stay(name, model, dtype, torch_only, calls):
-    module, inputs = module_of(model), arguments(name, dtype=dtype)
-    before = getattr(module, name)(**inputs)
-    with transformers_kernels.install():
-        after = getattr(module, name)(**inputs)
-    assert calls.total() == 1
-    assert [x.dtype for x in after] == [x.dtype for x in before]
-    narrow = before[0].dtype == torch.bfloat16
-    assert relative(after[0], before[0]) <= (BFLOAT16_AGREES if narrow else FUNCTIONS_AGREE)
-    assert relative(after[1], before[1]) <= FUNCTIONS_AGREE
-
-
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "mamba2_chunk_scan"])
-def test_unit_norms_are_left_to_the_caller_unless_asked_for(name, torch_only):
-    module, inputs = module_of(MODELS[name][0]), arguments(name, l2norm=False)
-    before = getattr(module, name)(**inputs)
-    with transformers_kernels.install():
-        after = getattr(module, name)(**inputs)
-    for ours, theirs in zip(after, before, strict=True):
-        assert relative(ours, theirs) <= FUNCTIONS_AGREE
+            narrow = theirs.dtype == torch.bfloat16
+            assert relative(ours, theirs) <= (BFLOAT16_AGREES if narrow else FUNCTIONS_AGREE)
 
 
 # --- calls that our operators do not cover -------------------------------------------------------
@@ -354,29 +344,25 @@ def test_a_keyword_that_we_cannot_honour_goes_to_the_original(stubbed, calls, ke
     assert not calls
 
 
-def test_another_device_goes_to_the_original(stubbed, calls):
+def on_meta(name, x):
+    return x.to("meta") if isinstance(x, torch.Tensor) else x
+
+
+def without_tokens(name, x):
+    is_of_tokens = isinstance(x, torch.Tensor) and x.ndim > 2 and x.shape[1] == 70
+    return x[:, :0] if is_of_tokens else x
+
+
+def broadcasting(name, x):
+    return x[:, :, :1] if name in ("dt", "beta") else x
+
+
+@pytest.mark.parametrize("change", [on_meta, without_tokens, broadcasting])
+def test_tensors_that_we_cannot_take_go_to_the_original(stubbed, calls, change):
     function, inputs, ran = stubbed
-    on_meta = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
-    assert function(**on_meta) == "the original"
+    changed = {name: change(name, x) for name, x in inputs.items()}
+    assert function(**changed) == "the original"
     assert len(ran) == 1
-    assert not calls
-
-
-def test_an_empty_sequence_goes_to_the_original(stubbed, calls):
-    function, inputs, _ = stubbed
-    empty = {
-        k: v[:, :0] if isinstance(v, torch.Tensor) and v.ndim > 2 and v.shape[1] == 70 else v
-        for k, v in inputs.items()
-    }
-    assert function(**empty) == "the original"
-    assert not calls
-
-
-def test_shapes_that_fit_only_by_broadcasting_go_to_the_original(stubbed, calls):
-    function, inputs, _ = stubbed
-    name = "dt" if "dt" in inputs else "beta"
-    inputs[name] = inputs[name][:, :, :1]
-    assert function(**inputs) == "the original"
     assert not calls
 
 
@@ -407,29 +393,15 @@ def functions():
 
 def test_uninstall_restores_the_very_functions():
     before = functions()
-    transformers_kernels.install()
-    installed = functions()
-    transformers_kernels.uninstall()
-    assert all(installed[key] is not before[key] for key in before)
-    assert all(
-        inspect.signature(installed[key]) == inspect.signature(before[key]) for key in before
-    )
-    assert functions() == before
-
-
-def test_blocks_may_be_nested_and_end_with_an_error():
-    before = functions()
     with transformers_kernels.install():
         outer = functions()
+        assert all(outer[key] is not before[key] for key in before)
+        for key, original in before.items():
+            assert inspect.signature(outer[key]) == inspect.signature(original)
         with pytest.raises(KeyError, match="inside"), transformers_kernels.install():
             raise KeyError("inside")
-        assert functions() == outer != before
+        assert functions() == outer
     assert functions() == before
-
-
-def test_uninstalling_too_often_is_an_error():
-    with transformers_kernels.install():
-        pass
     with pytest.raises(ValueError, match="uninstall was called more often than install"):
         transformers_kernels.uninstall()
 
@@ -466,67 +438,59 @@ def test_every_model_of_transformers_with_such_a_function_is_known():
 # --- versions that we do not know ----------------------------------------------------------------
 
 
-VERSION = r"transformers_kernels knows transformers 5\.22, not \d+\.\d+\.\S*: "
+def with_other_parameters(function):
+    parameters = [
+        p.replace(default=True) if p.name == "dt_softplus" else p
+        for p in inspect.signature(function).parameters.values()
+        if p.name != "dt_limit"
+    ]
+    return with_parameters(parameters)
 
 
-def refused(monkeypatch, module, name, function):
-    """The error of `install` when a module has another function; everything else is as before."""
+def in_another_order(function):
+    first, second, *others = inspect.signature(function).parameters.values()
+    return with_parameters([second, first, *others])
+
+
+def with_parameters(parameters):
+    def other(*args, **kwargs):
+        pass
+
+    other.__signature__ = inspect.Signature(parameters)  # pyright: ignore
+    return other
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "change", "message"),
+    [
+        (
+            *("zamba2", "mamba2_chunk_scan", with_other_parameters),  # the last to be installed
+            r"zamba2\.mamba2_chunk_scan has other parameters: it has dt_softplus=True and "
+            r"it lacks dt_softplus=False, dt_limit=\(0\.0, inf\)",
+        ),
+        (
+            *("kimi_linear", "recurrent_kimi_delta_attention", in_another_order),
+            r"kimi_linear\.recurrent_kimi_delta_attention has other parameters: they have another "
+            "order",
+        ),
+        ("mamba2", "mamba2_chunk_scan", None, "mamba2 has no mamba2_chunk_scan"),
+        ("mamba7", "mamba2_chunk_scan", None, r"there is no module transformers\.models\.mamba7"),
+    ],
+)
+def test_another_version_of_transformers_is_named(model, name, change, message, monkeypatch):
+    """Nothing is installed then."""
     with monkeypatch.context() as patch:
-        if function is None:
-            patch.delattr(module, name)
+        if model == "mamba7":
+            patch.setitem(MODELS, name, ("mamba2", model))
+        elif change is None:
+            patch.delattr(module_of(model), name)
         else:
-            patch.setattr(module, name, function)
+            module = module_of(model)
+            patch.setattr(module, name, change(getattr(module, name)))
         before = {key: getattr(module_of(key[1]), key[0], None) for key in EACH}
-        with pytest.raises(ValueError, match="^" + VERSION) as error:
+        version = r"transformers_kernels knows transformers 5\.22, not \d+\.\d+\.\S*: "
+        with pytest.raises(ValueError, match=f"^{version}{message}$"):
             transformers_kernels.install()
         assert {key: getattr(module_of(key[1]), key[0], None) for key in EACH} == before
     with pytest.raises(ValueError, match="more often"):
         transformers_kernels.uninstall()
-    return str(error.value)
-
-
-def test_other_parameters_are_named(monkeypatch):
-    module = module_of("zamba2")  # the last one to be installed
-    known = inspect.signature(module.mamba2_chunk_scan)
-    changed = [
-        p.replace(default=True) if p.name == "dt_softplus" else p
-        for p in known.parameters.values()
-        if p.name != "dt_limit"
-    ]
-
-    def other(*args, **kwargs):
-        pass
-
-    monkeypatch.setattr(other, "__signature__", known.replace(parameters=changed), raising=False)
-    message = refused(monkeypatch, module, "mamba2_chunk_scan", other)
-    assert re.fullmatch(
-        VERSION + r"zamba2\.mamba2_chunk_scan has other parameters: it has dt_softplus=True and "
-        r"it lacks dt_softplus=False, dt_limit=\(0\.0, inf\)",
-        message,
-    )
-
-
-def test_another_order_of_parameters_is_named(monkeypatch):
-    def swapped(
-        query, key, value, beta, g, initial_state, output_final_state,
-        use_qk_l2norm_in_kernel=False, **kwargs,
-    ):  # fmt: skip
-        pass
-
-    name = "recurrent_kimi_delta_attention"
-    message = refused(monkeypatch, module_of("kimi_linear"), name, swapped)
-    assert re.fullmatch(
-        VERSION + rf"kimi_linear\.{name} has other parameters: they have another order", message
-    )
-
-
-def test_a_missing_function_is_named(monkeypatch):
-    message = refused(monkeypatch, module_of("mamba2"), "mamba2_chunk_scan", None)
-    assert re.fullmatch(VERSION + "mamba2 has no mamba2_chunk_scan", message)
-
-
-def test_a_missing_model_is_named(monkeypatch):
-    monkeypatch.setitem(MODELS, "mamba2_chunk_scan", ("mamba2", "mamba7"))
-    missing = VERSION + r"there is no module transformers\.models\.mamba7$"
-    with pytest.raises(ValueError, match=missing):
-        transformers_kernels.install()

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixerloop.data.batches import Batches
@@ -26,12 +26,6 @@ def batches(num_windows, seed, global_batch, **rank):
     return Batches(windows=Numbered(num_windows), seed=seed, global_batch=global_batch, **rank)
 
 
-@given(st.integers(1, 3000), seeds, st.integers(0, 100))
-def test_a_permutation_visits_everything_once(size, seed, epoch):
-    order = Permutation(size, seed=seed, epoch=epoch)(np.arange(size))
-    assert np.array_equal(np.sort(order), np.arange(size))
-
-
 @given(st.integers(1, 10**10), seeds, st.data())
 def test_a_permutation_of_any_size_stays_inside_and_is_one_to_one(size, seed, data):
     start = data.draw(st.integers(0, size - 1))
@@ -41,6 +35,7 @@ def test_a_permutation_of_any_size_stays_inside_and_is_one_to_one(size, seed, da
     assert len(set(order.tolist())) == len(indices)
 
 
+@settings(max_examples=30)
 @given(
     num_windows=st.integers(1, 200),
     seed=seeds,
@@ -65,6 +60,7 @@ def test_any_number_of_ranks_and_any_restart_give_the_same_batches(
     assert all(np.array_equal(a, b) for a, b in zip(whole, restarted, strict=True))
 
 
+@settings(max_examples=40)
 @given(num_windows=st.integers(1, 300), seed=seeds, global_batch=st.integers(1, 40))
 def test_each_epoch_visits_every_window_exactly_once(num_windows, seed, global_batch):
     source = batches(num_windows, seed, global_batch)
@@ -74,13 +70,16 @@ def test_each_epoch_visits_every_window_exactly_once(num_windows, seed, global_b
         assert np.array_equal(np.sort(epoch), np.arange(num_windows))
 
 
+@settings(max_examples=20)
 @given(seeds)
 def test_two_epochs_and_two_seeds_differ_in_order(seed):
     size = 1000
-    first, second = (Permutation(size, seed=seed, epoch=e)(np.arange(size)) for e in (0, 1))
-    other = Permutation(size, seed=seed ^ 1, epoch=0)(np.arange(size))
-    assert (first == second).mean() < 0.05
-    assert (first == other).mean() < 0.05
+    orders = [
+        Permutation(size, seed=one, epoch=epoch)(np.arange(size))
+        for one, epoch in ((seed, 0), (seed, 1), (seed ^ 1, 0))
+    ]
+    assert (orders[0] == orders[1]).mean() < 0.05
+    assert (orders[0] == orders[2]).mean() < 0.05
 
 
 def test_an_order_looks_random():

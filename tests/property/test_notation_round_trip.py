@@ -23,44 +23,38 @@ texts = st.recursive(
 )
 
 
-@given(st.sampled_from(sorted(LOOPS)), st.integers(1, 8), st.integers(1, 5))
-def test_every_named_loop_round_trips_without_addresses(name, num_layers, num_passes):
-    schedule = LOOPS[name](num_layers, num_passes)
+named = st.one_of(
+    st.builds(
+        lambda name, layers, passes: LOOPS[name](layers, passes),
+        *(st.sampled_from(sorted(LOOPS)), st.integers(1, 8), st.integers(1, 5)),
+    ),
+    st.lists(st.integers(1, 5), min_size=1, max_size=8).map(
+        lambda counts: mixer_loop(len(counts), counts)
+    ),
+    st.builds(
+        prelude_core_coda,
+        num_prelude=st.integers(0, 4),
+        num_core=st.integers(1, 4),
+        num_coda=st.integers(0, 4),
+        num_passes=st.integers(1, 4),
+    ),
+)
+
+
+@given(named)
+def test_every_named_loop_round_trips_without_addresses(schedule):
     assert parse(notation(schedule)) == schedule
     assert "@" not in notation(schedule)
 
 
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=8))
-def test_every_choice_of_passes_per_layer_round_trips_without_addresses(counts):
-    schedule = mixer_loop(len(counts), counts)
-    assert parse(notation(schedule)) == schedule
-    assert "@" not in notation(schedule)
-
-
-@given(st.integers(0, 4), st.integers(1, 4), st.integers(0, 4), st.integers(1, 4))
-def test_every_prelude_core_coda_round_trips_without_addresses(prelude, core, coda, passes):
-    schedule = prelude_core_coda(
-        num_prelude=prelude, num_core=core, num_coda=coda, num_passes=passes
+@given(
+    st.one_of(
+        st.builds(in_order, steps),
+        st.lists(occurrences, min_size=1, max_size=12, unique=True).map(tuple),
+        texts.map(parse),
     )
-    assert parse(notation(schedule)) == schedule
-    assert "@" not in notation(schedule)
-
-
-@given(steps)
-def test_any_order_of_sublayers_round_trips(steps):
-    schedule = in_order(steps)
-    assert parse(notation(schedule)) == schedule
-
-
-@given(st.lists(occurrences, min_size=1, max_size=12, unique=True))
-def test_any_list_of_occurrences_round_trips(occurrences):
-    schedule = tuple(occurrences)
-    assert parse(notation(schedule)) == schedule
-
-
-@given(texts)
-def test_any_text_means_the_same_after_printing(text):
-    schedule = parse(text)
+)
+def test_any_schedule_round_trips(schedule):
     assert parse(notation(schedule)) == schedule
 
 

@@ -3,9 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mixerloop.config import PRESETS, preset
+from mixerloop.config import preset
 from mixerloop.model.accounting import account_model, account_schedule
-from mixerloop.model.decoding import start
 from mixerloop.model.initialization import fresh_model
 from mixerloop.schedule import LOOPS
 
@@ -31,7 +30,7 @@ def test_the_papers_figures_come_out(size, parameters, ffn_share, ratio, saving)
     assert round(by_loop["mixer_loop"].saving_to_full_loop, 3) == saving
 
 
-@pytest.mark.parametrize("size", PRESETS)
+@pytest.mark.parametrize("size", ["nano", "110m"])
 def test_counting_modules_agrees_with_the_formulas(size):
     config = preset(size)
     model, by_loop = accounts(size)
@@ -59,15 +58,6 @@ def test_only_weights_that_are_not_multiplied_are_left_out_of_the_count(tiny):
     assert model.parameters == (
         tiny.num_layers * (per_layer + norms_and_decay) + model.head_macs_per_token + tiny.d_model
     )
-
-
-@pytest.mark.parametrize("name", LOOPS)
-def test_state_bytes_are_those_of_a_real_decode_state(tiny, name):
-    config = replace(tiny, schedule=name)
-    account = account_schedule(
-        account_model(config), config.occurrences(), num_layers=config.num_layers
-    )
-    assert account.state_bytes_per_sequence == start(fresh_model(config, seed=0)).nbytes()
 
 
 @pytest.mark.parametrize("name", LOOPS)

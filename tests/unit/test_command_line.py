@@ -30,11 +30,9 @@ def surroundings():
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["describe", "nano"], 0),
-        (["describe", "15n"], 2),
+        (["configs"], 0),
         (["describ"], 2),
         (["train", "--help"], 0),
-        (["--version"], 0),
     ],
 )
 def test_it_prints_and_exits_as_a_process_does(tmp_path, arguments, code):

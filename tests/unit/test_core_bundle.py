@@ -50,14 +50,11 @@ def test_folder_zip_and_tar_are_the_same_bundle(folder, tmp_path):
         assert [len(one.examples(task)) for task in one.tasks] == [8, 8, 8]
         assert one.baselines_v1 == {"colours": 0.25, "pronouns": 0.5, "endings": 0.0}
     (folder / "eval_data/made/endings.jsonl").write_text('{"context": "a", "continuation": "b"}\n')
-    assert Bundle(folder).fingerprint() != fingerprint
-
-
-def test_another_baseline_makes_another_bundle(folder):
-    before = Bundle(folder).fingerprint()
+    changed = Bundle(folder).fingerprint()
+    assert changed != fingerprint
     baselines = folder / "eval_meta_data.csv"
     baselines.write_text(baselines.read_text().replace("25", "26"))
-    assert Bundle(folder).fingerprint() != before
+    assert Bundle(folder).fingerprint() not in (changed, fingerprint)
 
 
 def test_tasks_are_chosen_by_label_in_the_bundles_order(folder):
@@ -215,6 +212,7 @@ def real():
     return Bundle(Path(os.environ[VARIABLE]))
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_the_real_bundle_has_the_22_tasks_of_the_table(real):
     labels = [task.label for task in real.tasks]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mixerloop.evaluation.core.answers import answer
 from mixerloop.evaluation.core.prompts import prompts, shots_of, shuffled
-from mixerloop.evaluation.core.questions import Question, question
+from mixerloop.evaluation.core.questions import question
 from mixerloop.evaluation.core.tasks import (
     LanguageModeling,
     MultipleChoice,
@@ -18,7 +18,7 @@ from mixerloop.evaluation.core.tasks import (
     read_examples,
     read_tasks,
 )
-from mixerloop.evaluation.scorer import Candidate, TokenScores
+from mixerloop.evaluation.scorer import TokenScores
 
 START = 0
 
@@ -82,13 +82,6 @@ def test_a_choice_that_begins_the_other_has_an_empty_span_and_is_never_taken():
     assert scored(asked) == ["", " it"]
     found = answer(0, example, asked, [scores([]), scores([9, 9, 9])])
     assert (found.decision, found.right, found.losses) == (1, False, (None, 9.0))
-
-
-def test_a_continuation_without_a_token_is_not_said():
-    example = LanguageModeling(context="q", continuation="x")
-    asked = Question((Candidate(np.array([1, 2, 3]), 3),), cropped=False)
-    found = answer(0, example, asked, [scores([])])
-    assert (found.right, found.losses) == (False, (None,))
 
 
 def test_of_equal_choices_the_first_is_taken():

@@ -71,6 +71,7 @@ def test_one_or_two_seeds_resolve_no_crossing(seeds):
     assert text.endswith(f"no verdict: {seeds} of 3 seeds")
 
 
+@pytest.mark.slow
 def test_crossings_between_equal_models_are_rarely_resolved():
     """The order of two equal models changes by chance alone."""
     resolved = 0

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import combinations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -90,6 +91,7 @@ def test_seeds_that_vary_keep_the_rate(num_seeds):
     assert low <= rate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "spreads"),
     [((2, 2), (1, 1)), ((3, 3), (1, 0.2)), ((3, 5), (1, 0.3)), ((1, 5), (1, 1)), ((4, 4), (1, 1))],
@@ -125,7 +127,7 @@ def test_a_better_architecture_is_resolved():
         return synthetic(generator, 6, seeds_vary=0.05, better=0.6)
 
     generator = np.random.default_rng(3)
-    found = [core_scores(better(generator), seed=number) for number in range(20)]
+    found = [core_scores(better(generator), seed=number) for number in range(5)]
     verdicts = [difference(s.of(range(3)), s.of(range(3, 6)), same_seeds=True) for s in found]
     assert all(one.verdict == "resolved" and one.value > 0 for one in verdicts)
 
@@ -147,6 +149,104 @@ def of_p_value(p_value):
     return Difference(**figures, p_value=p_value, holm_p_value=None, verdict="not resolved")
 
 
+# --- examples that are worked out by hand ---------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Student's t is drawn once for each resample, with values that the test sets."""
+    asked = SimpleNamespace(draws=0.0, seed=None, freedom=None)
+
+    def standard_t(freedom, size):
+        asked.freedom = freedom
+        return np.broadcast_to(asked.draws, size)
+
+    def default_rng(seed):
+        asked.seed = seed
+        return SimpleNamespace(standard_t=standard_t)
+
+    monkeypatch.setattr("mixerloop.evaluation.difference.SEED_DRAWS", 1)
+    monkeypatch.setattr(np.random, "default_rng", default_rng)
+    return asked
+
+
+def without_examples(points, resamples=4):
+    """Scores that do not depend on the choice of examples."""
+    return Scores(
+        np.array(points, dtype=float), np.tile(np.array(points, dtype=float), (resamples, 1))
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same_seeds", "variance", "freedom"),
+    [  # means 3 and 1, or 2 apart
+        ([1, 2, 6], [0, 1, 2], False, 7 / 3 + 1 / 3, 2.56),  # (8/3)^2 / ((7/3)^2/2 + (1/3)^2/2)
+        ([1, 2, 6], [0, 1, 2], True, 7 / 3 + 1 / 3, 2.56),
+        ([1, 2, 3, 6], [0, 1, 2, 1], True, 4 / 4, 3),  # differences of 1, 1, 1 and 5
+        ([1, 2, 3, 6], [0, 1, 2, 1], False, (14 / 3 + 2 / 3) / 4, 3.84),
+        ([3], [0, 1, 2], False, 1 / 3 * (1 + 3), 2),
+        ([2, 3, 4], [1], False, 1 / 3 * (1 + 3), 2),
+        ([4, 4, 4], [2, 2], False, 0, 3),
+    ],
+)
+def test_seeds_vary_by_students_t(asked, first, second, same_seeds, variance, freedom):
+    asked.draws = 3.0
+    scores = without_examples(first), without_examples(second)
+    found = difference(*scores, same_seeds=same_seeds, over="documents", seed=5)
+    assert found.value == 2
+    assert (found.lower, found.upper) == pytest.approx([2 + 3 * np.sqrt(variance)] * 2)
+    assert asked.freedom == pytest.approx(freedom)
+    assert (asked.seed, found.over) == ([5, 1], "seeds and examples")
+
+
+def test_of_the_choice_of_examples_only_what_no_seed_explains_is_added(asked):
+    """The means move by 1.5 and 0.5 in each resample, so the difference by 1 and its variance is 1.
+
+    Within an architecture the two runs move by 2 and 1, or by 0 and 1: a variance of 1/2 each,
+    which is 1/4 for a mean of two. What is left of the variance of 1 is 1 - 1/4 - 1/4.
+    """
+    up, nowhere = np.array([[1.0], [-1.0], [1.0], [-1.0]]), np.full((1, 2), np.nan)
+    first = Scores(np.array([5.0, 5.0]), np.r_[5 + up * [2, 1], nowhere])
+    second = Scores(np.array([2.0, 2.0]), np.r_[2 + up * [0, 1], nowhere])
+    found = difference(first, second, same_seeds=True)
+    assert (found.value, found.verdict) == (3, "two seeds: no verdict")
+    assert (found.lower, found.upper) == pytest.approx((3 - np.sqrt(1 / 2), 3 + np.sqrt(1 / 2)))
+    assert asked.seed == [0, 1]
+    alone = difference(first.of([0]), second.of([0]), same_seeds=True, over="documents")
+    assert (alone.value, alone.lower, alone.upper, alone.over) == (3, 1, 5, "documents")
+    assert (alone.p_value, alone.verdict) == (None, "one seed: no verdict")
+    independent = Scores(np.array([5.0, 5.0]), np.r_[5 + up * [3, -3], nowhere])
+    found = difference(independent, second, same_seeds=True)
+    assert (found.lower, found.upper) == (3, 3), "seeds explain more than there is"
+
+
+def test_a_p_value_is_twice_the_share_on_the_other_side_of_zero(asked):
+    """Two of nine resamples lie beyond zero: 2 x (2 + 1) / (9 + 1)."""
+    scores = without_examples([1, 2, 6], 9), without_examples([0, 1, 2], 9)  # sd of 1.63
+    asked.draws = np.array([-2.0, -1.3, *(0.0,) * 7])
+    found = difference(*scores, same_seeds=False)
+    assert (found.p_value, found.holm_p_value) == pytest.approx((0.6, 0.6))
+    assert found.verdict == "not resolved"
+    asked.draws = -asked.draws
+    found = difference(*reversed(scores), same_seeds=False)
+    assert (found.value, found.p_value) == pytest.approx((-2, 0.6))
+    asked.draws = 0.0
+    for resamples, verdict in ((38, "not resolved"), (40, "resolved")):  # 2 / (1 + resamples)
+        scores = without_examples([1, 2, 6], resamples), without_examples([0, 1, 2], resamples)
+        assert difference(*scores, same_seeds=False).verdict == verdict
+
+
+def test_p_values_are_corrected_by_holms_method():
+    judged = judge_together([of_p_value(p) for p in (0.02, 0.01, None, 0.04, 0.03)])
+    corrected = [found.holm_p_value for found in judged]
+    assert corrected == [pytest.approx(p) for p in (0.06, 0.04, None, 0.06, 0.06)]
+    assert [found.verdict for found in judged].index("resolved") == 1
+    assert [found.verdict for found in judged].count("resolved") == 1
+    assert [found.holm_p_value for found in judge_together([of_p_value(0.6), of_p_value(0.9)])] == [
+        *(1.0, 1.0)
+    ]
+
+
 @given(st.lists(st.floats(0, 1), max_size=12), st.integers(0, 3))
 def test_holms_method_is_the_closed_test_of_bonferroni(p_values, without):
     """A hypothesis is rejected iff Bonferroni rejects every set of hypotheses that holds it."""
@@ -165,6 +265,7 @@ def test_holms_method_is_the_closed_test_of_bonferroni(p_values, without):
     assert judged[len(p_values) :] == unjudged
 
 
+@pytest.mark.slow
 def test_of_ten_equal_architectures_a_pair_is_rarely_called_resolved():
     """45 pairs of a page: without a correction some pair is resolved in nearly every study."""
     generator = np.random.default_rng(7)

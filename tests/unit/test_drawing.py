@@ -4,7 +4,6 @@ import base64
 import json
 import os
 import resource
-import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -22,25 +21,22 @@ ROWS: list[Row] = [
 GOOD = Figure("good", "Good", ROWS, partial(_prefill_chart, ROWS))
 
 
-def named(name, chart) -> Figure:
-    return Figure(name, name, ROWS, chart)
-
-
-def test_a_figure_is_drawn_with_its_description_and_two_pictures():
-    drawings = draw_figures([GOOD])
-    assert drawings.problem is None
+def test_neither_an_error_in_one_figure_nor_a_module_in_the_users_folder_harms_the_others(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("altair", "json", "mixerloop", "vl_convert"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('run')")
+    bad = Figure("bad", "Bad", ROWS, partial(int, "x"))
+    drawings = draw_figures([bad, GOOD])
+    assert drawings.drawn.keys() == {"good"}
+    assert drawings.problem == "invalid literal for int() with base 10: 'x'"
     drawn = drawings.drawn["good"]
     assert drawn.svg.startswith("<svg")
     assert "&lt;/text&gt;=&lt;b&gt;" in drawn.svg
     assert drawn.png.startswith(b"\x89PNG")
     assert '"batch:O"' not in drawn.spec
     assert drawings.script is None
-
-
-def test_an_error_in_one_figure_leaves_the_others():
-    drawings = draw_figures([named("bad", partial(int, "x")), GOOD])
-    assert drawings.drawn.keys() == {"good"}
-    assert drawings.problem == "invalid literal for int() with base 10: 'x'"
 
 
 def process(*statements: str) -> tuple[str, ...]:
@@ -50,21 +46,20 @@ def process(*statements: str) -> tuple[str, ...]:
     return (sys.executable, "-c", "; ".join([first, *statements]))
 
 
-@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV, signal.SIGKILL])
-def test_a_crash_leaves_what_was_drawn_before(monkeypatch, number):
-    crash = process("os.write(1, b'[1, \"cut')", f"signal.raise_signal({int(number)})")
+def test_a_crash_leaves_what_was_drawn_before(monkeypatch):
+    crash = process("os.write(1, b'[1, \"cut')", "signal.raise_signal(signal.SIGSEGV)")
     monkeypatch.setattr(drawing, "COMMAND", crash)
     drawings = draw_figures([GOOD, GOOD.renamed("other")])
     assert drawings.drawn.keys() == {"good"}
     assert drawings.drawn["good"].png == b"PNG"
-    assert drawings.problem == f"the drawing process was ended by {number.name}"
+    assert drawings.problem == "the drawing process was ended by SIGSEGV"
 
 
 def test_a_process_that_hangs_is_ended(monkeypatch):
-    monkeypatch.setattr(drawing, "MOST_SECONDS", 2)
+    monkeypatch.setattr(drawing, "MOST_SECONDS", 1)
     monkeypatch.setattr(drawing, "COMMAND", process("time.sleep(60)"))
     drawings = draw_figures([GOOD])
-    assert drawings.problem == "not finished after 2 seconds"
+    assert drawings.problem == "not finished after 1 seconds"
     assert drawings.drawn.keys() <= {"good"}
 
 
@@ -78,13 +73,6 @@ def test_too_little_memory_to_draw_is_a_problem_and_no_crash():
         resource.setrlimit(resource.RLIMIT_AS, limits)
     assert drawings.drawn == {}
     assert drawings.problem
-
-
-def test_a_module_in_the_users_folder_is_not_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("altair", "json", "mixerloop", "vl_convert"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('run')")
-    assert draw_figures([GOOD]).problem is None
 
 
 def test_a_picture_is_also_drawn_as_png():

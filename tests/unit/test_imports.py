@@ -5,107 +5,66 @@ import sys
 
 import pytest
 
-VERBS = [
-    "describe",
-    "init",
-    "generate",
-    "data",
-    "train",
-    "runs",
-    "evaluate",
-    "transport",
-    "bench",
-    "doctor",
-    "configs",
-    "studies",
-]
-COUNT = "import sys; {}; sys.exit(any(name.split('.')[0] == 'torch' for name in sys.modules))"
+HELP = """
+import contextlib, io, sys
+loaded = lambda *names: sorted({name.split(".")[0] for name in sys.modules} & set(names))
+def said(*arguments):
+    from mixerloop.cli.main import main
+    sys.argv = ["mixerloop", *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        try:
+            main()
+        except SystemExit as stop:
+            assert not stop.code
+    return printed.getvalue()
+"""
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        *(
-            "mixerloop",
-            "mixerloop.schedule",
-            "mixerloop.config",
-            "mixerloop.runs",
-            "mixerloop.catalog",
-        ),
-        *("mixerloop.results", "mixerloop.measures", "mixerloop.result_files"),
-        *("mixerloop.study_folder", "mixerloop.evaluation.comparison", "mixerloop.reports.build"),
-    ],
-)
-def test_importing_loads_no_torch(module):
-    subprocess.run([sys.executable, "-c", COUNT.format(f"import {module}")], check=True)
+def run(script: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", HELP + script], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["describe"],
-        ["init"],
-        ["generate"],
-        ["train"],
-        ["runs"],
-        ["evaluate"],
-        ["transport"],
-        ["doctor"],
-        ["configs"],
-        ["studies"],
-        ["completion"],
-    ],
-)
-def test_help_loads_neither_torch_nor_a_package_of_tokenizers(arguments):
-    run = (
-        "from mixerloop.cli.main import main\n"
-        f"sys.argv = ['mixerloop', *{arguments!r}, '--help']\n"
-        "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code\n"
-    )
-    slow = {"torch", "sentencepiece", "tokenizers"}
-    script = f"import sys\n{run}\nassert not {slow!r} & sys.modules.keys()"
-    done = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
-    )
-    assert "usage: mixerloop" in done.stdout
+def test_importing_loads_no_torch_and_changes_no_environment():
+    """A cell's process settles the machine before torch is loaded."""
+    run("""
+import importlib, os
+before = dict(os.environ)
+for name in (
+    "mixerloop", "mixerloop.schedule", "mixerloop.config", "mixerloop.runs", "mixerloop.catalog",
+    "mixerloop.results", "mixerloop.measures", "mixerloop.result_files", "mixerloop.study_folder",
+    "mixerloop.program", "mixerloop.benchmarking.settings", "mixerloop.studies.cell_process",
+    "mixerloop.laws.study_law", "mixerloop.evaluation.comparison", "mixerloop.reports.build",
+):
+    importlib.import_module(name)
+    assert not loaded("torch"), name
+assert before == os.environ
+""")
 
 
-def test_completion_loads_neither_torch_nor_scipy():
-    script = (
-        "import sys\nsys.argv = ['mixerloop', 'completion', 'bash']\n"
-        "from mixerloop.cli.main import main\nmain()\n"
-        "assert not {'torch', 'scipy'} & sys.modules.keys()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
-    )
-    assert "complete -o default" in done.stdout
+def test_help_and_completion_load_neither_torch_nor_scipy_nor_a_package_of_tokenizers():
+    run("""
+for verb in (
+    "describe", "init", "generate", "data", "train", "runs", "evaluate", "transport", "bench",
+    "doctor", "configs", "studies", "completion", "law",
+):
+    assert "usage: mixerloop" in said(verb, "--help")
+    assert not loaded("torch", "scipy", "sentencepiece", "tokenizers"), verb
+assert "usage: mixerloop" in said("--help")
+assert "complete -o default" in said("completion", "bash")
+assert not loaded("torch", "scipy", "sentencepiece", "tokenizers")
+""")
 
 
-def test_studies_know_no_verb():
-    script = (
-        "import sys, mixerloop.studies.running, mixerloop.studies.on_ray, mixerloop.studies.text\n"
-        "assert not [name for name in sys.modules if name.startswith('mixerloop.cli')]"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)
-
-
-@pytest.mark.parametrize("module", ["benchmarking.settings", "studies.cell_process", "program"])
-def test_what_comes_before_settling_loads_no_torch(module):
-    """Settings are shown by --help; a cell's process settles the machine before torch is loaded."""
-    script = COUNT.format(f"import mixerloop.{module}")
-    subprocess.run([sys.executable, "-c", script], check=True)
-
-
+@pytest.mark.slow
 def test_running_a_model_does_not_load_torchs_compiler():
     """It takes longer to load than all the rest, and training alone needs it."""
-    script = (
-        "import sys, torch\n"
-        "from mixerloop.config import preset\n"
-        "from mixerloop.model.initialization import fresh_model\n"
-        "model = fresh_model(preset('nano'), seed=0)\n"
-        "with torch.inference_mode():\n    model(torch.zeros(1, 3, dtype=torch.long))\n"
-        "assert 'torch._dynamo' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)
+    run("""
+import torch
+from mixerloop.config import preset
+from mixerloop.model.initialization import fresh_model
+model = fresh_model(preset("nano").changed(num_layers=1), seed=0)
+with torch.inference_mode():
+    model(torch.zeros(1, 3, dtype=torch.long))
+assert "torch._dynamo" not in sys.modules
+""")

@@ -1,6 +1,5 @@
 """Tokenizers in a tokenizer.json: the ids of transformers, and the rules of all tokenizers."""
 
-import hashlib
 import json
 import os
 import subprocess
@@ -144,13 +143,6 @@ def test_a_stream_shows_characters_when_their_last_byte_has_arrived(tokenizer, p
     assert "".join(shown) == text
 
 
-def test_bytes_that_never_become_a_character_are_shown_at_the_end(tokenizer):
-    first_byte = tokenizer.encode("\u6f22")[1]
-    stream = TextStream(tokenizer, tokenizer.encode("the"))
-    assert stream.push(first_byte) == ""
-    assert stream.pending() == UNFINISHED
-
-
 def test_limits_and_padding_of_the_file_are_not_used(content, tokenizer, tmp_path):
     limits = {
         "truncation": {
@@ -243,16 +235,6 @@ def test_a_file_that_is_not_json_is_named(content, tmp_path, text):
         open_tokenizer(tmp_path / "mine.json")
 
 
-def test_errors_that_are_not_the_packages_pass_through(tokenizer, monkeypatch):
-    class Backend:
-        def decode(self, ids, skip_special_tokens):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(tokenizer, "_backend", Backend())
-    with pytest.raises(KeyboardInterrupt):
-        tokenizer.decode([1])
-
-
 def test_the_kept_files_are_the_same_tokenizer(folder, tokenizer, tmp_path):
     for name, content in tokenizer.files.items():
         (tmp_path / name).write_bytes(content)
@@ -294,13 +276,6 @@ def test_the_kind_of_a_file_is_decided_by_its_suffix_or_else_by_its_content(
     assert isinstance(open_tokenizer(str(tmp_path / "second.txt")), SentencePieceTokenizer)
     with pytest.raises(ValueError, match="third: there is no such tokenizer file"):
         open_tokenizer(tmp_path / "third")
-
-
-def test_the_fingerprint_of_a_sentencepiece_model_is_the_hash_of_its_file(model, tmp_path):
-    (tmp_path / "tokenizer.model").write_bytes(model)
-    tokenizer = open_tokenizer(tmp_path)
-    assert tokenizer.fingerprint == hashlib.sha256(model).hexdigest()
-    assert tokenizer.files == {"tokenizer.model": model}
 
 
 def test_two_tokenizers_in_one_folder_are_rejected_but_for_a_conversion(model, tmp_path):

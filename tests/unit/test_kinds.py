@@ -1,26 +1,16 @@
-"""Kinds of a user's own: one file each in tests/toys, and the import that registers it."""
+"""A user's own kinds: registration, options, and errors; test_mixers.py runs tests/toys."""
 
 import dataclasses
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from mixerloop import config as configs
-from mixerloop.config import DataConfig, ModelConfig, RunConfig, TrainConfig
-from mixerloop.data.corpora import prepare_hops
-from mixerloop.data.windows import DrawnWindows, spread_positions
-from mixerloop.description import describe
-from mixerloop.evaluation.looped_scorer import LoopedScorer
-from mixerloop.evaluation.scorer import Candidate
-from mixerloop.interop.folders import export
+from mixerloop.config import RunConfig
 from mixerloop.kinds import KINDS, Kind, register
-from mixerloop.model.accounting import account_model, account_schedule, training_flops_per_token
 from mixerloop.model.checkpoint import load_model
-from mixerloop.model.decoding import advance, prefill, side_by_side, start
 from mixerloop.model.ffns.swiglu import SwiGLU
 from mixerloop.model.initialization import fresh_model, meta_model
 from mixerloop.model.sublayer import Cost, FFNModule, Output, ffn_kind
@@ -29,10 +19,8 @@ from mixerloop.training.loss import SummedLoss
 from mixerloop.training.optimizer import make_optimizer
 from mixerloop.training.parallel import ParallelLoss, Ranks
 from mixerloop.training.position import Position
-from mixerloop.training.run_setup import begin
-from mixerloop.training.trainer import Trainer
-from mixerloop.transport.trajectories import measure
 from small_model import SMALL, small_config
+from stacks import large_model
 from toys import (  # noqa: F401
     rereading,
     running_mean,
@@ -41,177 +29,10 @@ from toys import (  # noqa: F401
     two_experts,
 )
 
-TOYS = {
-    "mixer": {"mixer": "running_mean"},
-    "growing": {"mixer": "toy_attention"},
-    "ffn": {"ffn": "two_experts"},
-    "stateful ffn": {"ffn": "token_shift"},
-    "rule": {"rereading": "mixer"},
-    "hybrid": {"mixer": ["gated_delta_net", "toy_attention"], "d_attention": 4},
-    "everything": {
-        "mixer": ["running_mean", "toy_attention"],
-        "ffn": "two_experts",
-        "rereading": {"unit": "stack", "penalty": 0.1},
-        "pass_residual": "stack",
-        "schedule": "full_loop(3)",
-    },
-}
-
-
-@pytest.fixture(params=TOYS)
-def toy(request) -> ModelConfig:
-    base = small_config(**SMALL, schedule="mixer_loop(3)")
-    return base.changed(**TOYS[request.param])
-
-
-def large(model):
-    """Weights large enough that a bug shows."""
-    for parameter in model.parameters():
-        if parameter.ndim >= 2:
-            parameter.data.mul_(8)
-    return model
-
-
-@pytest.fixture
-def run_config(toy, tmp_path) -> RunConfig:
-    prepare_hops(tmp_path / "data")
-    return RunConfig(
-        model=toy,
-        data=DataConfig(path=str(tmp_path / "data")),
-        train=TrainConfig(
-            steps=4,
-            global_batch=4,
-            micro_batch=2,
-            warmup_steps=1,
-            peak_lr=0.01,
-            compute_dtype="float32",
-            checkpoint_every=2,
-            keep_last=9,
-            evaluate_windows=2,
-            tensorboard=False,
-        ),
-    )
-
-
-def test_a_config_with_toys_is_written_and_read(toy):
-    written = configs.dump(RunConfig(model=toy))
-    again = configs.run_config(configs.tomllib.loads(written)).model
-    assert configs.dump(RunConfig(model=again)) == written
-    assert again.layer_kinds() == toy.layer_kinds()
-
-
-def test_every_parameter_and_buffer_has_an_initial_value(toy):
-    first, second = (fresh_model(toy, seed=3) for _ in range(2))
-    tensors = {**dict(first.named_parameters()), **dict(first.named_buffers())}
-    for name, tensor in tensors.items():
-        assert tensor.isfinite().all(), name
-        assert tensor.abs().max() <= 1e4, name
-    others = {**dict(second.named_parameters()), **dict(second.named_buffers())}
-    assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items())
-    for name, tensor in tensors.items():
-        if name.endswith(".bias"):
-            assert not tensor.any(), name
-        if name.endswith("mixer.norm.weight"):
-            assert (tensor == 1).all(), name
-
-
-def test_an_interrupted_run_ends_in_the_same_bits(run_config, tmp_path):
-    for name, stops in (("whole", [None]), ("parts", [1, 2, 3, None])):
-        config = begin(tmp_path / name, run_config, ranks=Ranks())
-        for until in stops:
-            Trainer(tmp_path / name, config, ranks=Ranks()).train(until=until)
-    for file in ("model.safetensors", "optimizer/optimizer.safetensors"):
-        whole, parts = (
-            load_file(tmp_path / name / "checkpoints" / "step-4" / file)
-            for name in ("whole", "parts")
-        )
-        assert whole.keys() == parts.keys()
-        assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
-    fresh = load_file(tmp_path / "whole" / "checkpoints" / "step-0" / "model.safetensors")
-    trained = load_file(tmp_path / "whole" / "checkpoints" / "step-4" / "model.safetensors")
-    assert any(not torch.equal(tensor, trained[name]) for name, tensor in fresh.items())
-    loaded, _ = load_model(tmp_path / "whole")
-    assert all(buffer.isfinite().all() and not buffer.is_meta for buffer in loaded.buffers())
-
-
-def test_decoding_gives_the_logits_of_the_parallel_forward(toy):
-    model = large(fresh_model(toy, seed=0))
-    tokens = torch.randint(toy.vocab_size, (2, 11))
-    whole = model(tokens)
-    logits, state = prefill(model, tokens[:, :5], start(model, batch=2), chunk_tokens=2)
-    torch.testing.assert_close(logits, whole[:, 4], rtol=0, atol=1e-4)
-    for at in range(5, 11):
-        logits, state = advance(model, tokens[:, at : at + 1], state)
-        torch.testing.assert_close(logits[:, 0], whole[:, at], rtol=0, atol=1e-4)
-    forked, _ = advance(model, tokens[:, :1].repeat_interleave(3, 0), state.fork(3))
-    alone, _ = advance(model, tokens[:, :1], state)
-    torch.testing.assert_close(forked[::3], alone, rtol=0, atol=1e-4)
-
-
-def test_scores_do_not_depend_on_sharing(toy):
-    model = large(fresh_model(toy, seed=0))
-    generator = np.random.default_rng(0)
-    questions = []
-    for length in (30, 40, 300, 400, 700):  # too unequal to run as one batch
-        shared = generator.integers(toy.vocab_size, size=length)
-        ends = [generator.integers(toy.vocab_size, size=size) for size in (4, 6)]
-        questions.append([Candidate(np.append(shared, end), length) for end in ends])
-    scorers = [LoopedScorer(model, share_prefixes=share) for share in (True, False)]
-    with_sharing, plain = (scorer.score(questions) for scorer in scorers)
-    assert scorers[0].tokens_processed < 0.7 * scorers[1].tokens_processed
-    for question, others in zip(with_sharing, plain, strict=True):
-        for one, other in zip(question, others, strict=True):
-            np.testing.assert_allclose(one.losses, other.losses, atol=1e-4)
-
-
-def test_transport_restores_the_model_bit_for_bit(toy):
-    model = large(fresh_model(toy, seed=0))
-    tokens = np.random.default_rng(0).integers(toy.vocab_size, size=(4, 24))
-    trajectories = measure(model, DrawnWindows(tokens, spread_positions(24, 4)))
-    assert trajectories.intact_max_abs_error == 0.0
-    plain = measure(model, DrawnWindows(tokens, spread_positions(24, 4)), engine="plain")
-    np.testing.assert_allclose(trajectories.gram, plain.gram, atol=1e-5)
-    assert trajectories.hellinger_squared.max() > 1e-6
-
-
-def test_costs_are_counted_layer_by_layer(toy):
-    account = account_model(toy, prefix_tokens=99)
-    model = fresh_model(toy, seed=0)
-    of_schedule = account_schedule(account, toy.occurrences(), num_layers=toy.num_layers)
-    wanted = sum(model.sublayer(one).cost(99).state_bytes for one in toy.occurrences())
-    assert of_schedule.state_bytes_per_sequence == wanted
-    _, state = prefill(model, torch.zeros(1, 99, dtype=torch.int64), start(model))
-    assert state.nbytes() == wanted
-    macs = sum(
-        sum(model.sublayer(one).cost(place).recurrence_macs for place in range(50)) / 50
-        + model.sublayer(one).cost(0).projection_macs
-        for one in toy.occurrences()
-    )
-    head = toy.vocab_size * toy.d_model
-    assert training_flops_per_token(model, context=50) == round(6 * (head + macs))
-
-
-def test_a_toy_is_described_and_its_forms_are_named(toy, tmp_path):
-    (tmp_path / "toy.toml").write_text(configs.dump(RunConfig(model=toy)))
-    described = describe(tmp_path / "toy.toml")
-    model = fresh_model(toy, seed=0)
-    assert described.model.parameters == sum(one.numel() for one in model.parameters())
-    kinds = {kind for pair in toy.layer_kinds() for kind in pair}
-    toys = kinds - {"gated_delta_net", "swiglu"}
-    assert {name: form for name, form in model.forms().items() if name in toys} == dict.fromkeys(
-        toys, "torch"
-    )
-
-
-def test_a_toy_is_not_exported_by_halves(toy, tmp_path):
-    with pytest.raises(ValueError, match=r"(kind|pass rule) \w+ ha(s|ve) no released layout"):
-        export(fresh_model(toy, seed=0), tmp_path / "exported")
-    assert not (tmp_path / "exported").exists()
-
 
 def test_auxiliary_losses_count_once_for_each_scored_token():
     config = small_config(**SMALL, schedule="no_loop").changed(ffn="two_experts", balance=0.5)
-    model = large(fresh_model(config, seed=0))
+    model = large_model(config)
     loss = SummedLoss(model)
     tokens = torch.randint(12, (3, 10))
     labels = tokens.clone()
@@ -267,14 +88,6 @@ def test_weights_without_gradients_are_not_sharded():
     model = fresh_model(small_config(**SMALL).changed(ffn="two_experts"), seed=0)
     with pytest.raises(ValueError, match="fsdp: a sublayer of this model may leave weights"):
         ParallelLoss(SummedLoss(model), ranks=Ranks(num_ranks=2), parallel="fsdp")
-
-
-def test_growing_states_of_unequal_length_are_not_joined():
-    model = fresh_model(small_config(**SMALL).changed(mixer="toy_attention"), seed=0)
-    tokens = torch.zeros(1, 5, dtype=torch.int64)
-    states = [prefill(model, tokens[:, :length], start(model))[1] for length in (3, 5)]
-    with pytest.raises(ValueError, match="only after equal numbers of tokens"):
-        side_by_side(states)
 
 
 class Forgetful(SwiGLU):

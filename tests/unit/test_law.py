@@ -1,24 +1,15 @@
 """A law that cells were made from is found again, with intervals that hold it at their rate."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from law_study import BUDGETS, LAW, MEDIUM, nll_result
+from law_study import SIZES as SMALL_AND_LARGE
 from mixerloop.config import preset
-from mixerloop.evaluation.nll_result import NllResult
-from mixerloop.laws.cells import (
-    CellGroup,
-    LawCell,
-    counts,
-    group_cells,
-    loop_name,
-    of_one_loop,
-    read_cells,
-)
+from mixerloop.laws.cells import LawCell, counts, group_cells, loop_name, of_one_loop, read_cells
 from mixerloop.laws.figures import law_figures
 from mixerloop.laws.fit import (
     HUBER,
@@ -29,23 +20,18 @@ from mixerloop.laws.fit import (
     fit_numbers,
     predicted_nll,
 )
-from mixerloop.laws.identification import check_identified
 from mixerloop.laws.law_result import LawResult
 from mixerloop.laws.resampling import interval_ends, resampled_numbers
 from mixerloop.laws.study_law import law_of_cells
+from mixerloop.model.accounting import account_model
 from mixerloop.reports.study_results import ArmResults, PartResults, RunResults, StudyResults
-from mixerloop.results import Estimate, decode, result_provenance
+from mixerloop.results import decode
 from mixerloop.studies.plan import planned_arm
 from mixerloop.study_folder import PlannedPart, TransportSettings
 
-LAW = {"E": 1.8, "A": 60.0, "alpha": 0.34, "B": 300.0, "beta": 0.38}
 PHI = {"no_loop": 0.0, "mixer_loop": 0.3, "full_loop": 0.46}
-SIZES = {  # embedding, mixers, ffns
-    "small": (300_000, 200_000, 500_000),
-    "medium": (600_000, 800_000, 2_000_000),
-    "large": (1_200_000, 3_200_000, 8_000_000),
-}
-BUDGETS = (3_000_000, 10_000_000, 30_000_000)
+SIZES = {name: (SMALL_AND_LARGE | MEDIUM)[name] for name in ("small", "medium", "large")}
+TWO_SIZES = {"sizes": ("small", "large")}
 LOOPS = (("no_loop", 1), ("mixer_loop", 2), ("mixer_loop", 4), ("full_loop", 4))
 SEEDS = (1, 2, 3)
 NOISE = 0.005
@@ -98,8 +84,9 @@ def groups_of(loop, **grid):
 # --- the fit -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loop", ["mixer_loop", "full_loop"])
-@pytest.mark.parametrize("sizes", [tuple(SIZES), ("small", "large")])
+@pytest.mark.parametrize(
+    ("loop", "sizes"), [("mixer_loop", ("small", "large")), ("full_loop", tuple(SIZES))]
+)
 def test_without_noise_every_parameter_is_exact(loop, sizes):
     fit = fit_groups(groups_of(loop, noise=0, sizes=sizes))
     assert fit.values == pytest.approx({**LAW, "phi": PHI[loop]}, rel=EXACT)
@@ -124,9 +111,8 @@ def test_the_derivatives_are_those_of_the_law():
         np.testing.assert_allclose(column, slope, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("loop", ["mixer_loop", "full_loop"])
-def test_every_start_leads_to_the_same_law(loop):
-    design = Design(groups_of(loop))
+def test_every_start_leads_to_the_same_law():
+    design = Design(groups_of("mixer_loop"))
     numbers, run_sd = fit_numbers(design)
     for start in design.starts():
         again, found = fit_design(design, design.nll, start=start, clip=HUBER * run_sd)
@@ -135,29 +121,15 @@ def test_every_start_leads_to_the_same_law(loop):
         assert again[-1] == pytest.approx(numbers[-1], abs=1e-3)
 
 
-def test_phi_of_noisy_cells_is_near():
-    generator = np.random.default_rng(1)
-    for _ in range(5):
-        cells = group_cells(planted(generator=generator))
-        for loop in ("mixer_loop", "full_loop"):
-            fit = fit_groups(of_one_loop(cells, loop))
-            assert fit.phi == pytest.approx(PHI[loop], abs=PHI_WITHIN)
-            assert fit.run_sd == pytest.approx(NOISE, rel=0.6)
-
-
-def with_outlier(groups: list[CellGroup], number: int, nats: float) -> list[CellGroup]:
-    (first, *others) = groups[number].nlls
-    changed = replace(groups[number], nlls=(first + nats, *others))
-    return [*groups[:number], changed, *groups[number + 1 :]]
-
-
 def test_one_run_that_failed_hardly_moves_phi():
     groups = groups_of("mixer_loop")
     before = fit_groups(groups)
     start, _ = fit_numbers(Design(groups))
     moved, moved_plainly = [], []
     for number in range(0, len(groups), 5):
-        spoiled = with_outlier(groups, number, 0.3)
+        (first, *others) = groups[number].nlls
+        spoiled = list(groups)
+        spoiled[number] = replace(groups[number], nlls=(first + 0.3, *others))
         moved.append(abs(fit_groups(spoiled).phi - before.phi))
         design = Design(spoiled)
         plain, _ = fit_design(design, design.nll, start=start, clip=np.inf)
@@ -175,13 +147,12 @@ def test_a_loop_that_does_harm_has_a_phi_below_zero(monkeypatch):
 
 
 def test_the_interval_of_phi_holds_the_truth_and_has_the_width_of_the_noise():
-    wide = law_of_cells(planted(), resamples=100).loops
-    narrow = law_of_cells(planted(noise=NOISE / 5), resamples=100).loops
-    for loop, other in zip(wide, narrow, strict=True):
-        assert loop.phi.lower < PHI[loop.loop] < loop.phi.upper
-        assert loop.phi.over == "seeds and cells"
-        ratio = (loop.phi.upper - loop.phi.lower) / (other.phi.upper - other.phi.lower)
-        assert 3 < ratio < 8
+    (wide,), (narrow,) = (
+        law_of_cells(planted(noise=noise, loops=LOOPS[:3], **TWO_SIZES), resamples=100).loops
+        for noise in (NOISE, NOISE / 5)
+    )
+    assert wide.phi.lower < PHI["mixer_loop"] < wide.phi.upper
+    assert 3 < (wide.phi.upper - wide.phi.lower) / (narrow.phi.upper - narrow.phi.lower) < 8
 
 
 def test_intervals_of_exact_cells_are_points():
@@ -210,7 +181,7 @@ def test_intervals_of_phi_hold_it_at_their_rate(loop):
 
 @pytest.mark.parametrize(("seeds", "over"), [((1, 2), "cells"), (SEEDS, "seeds and cells")])
 def test_an_interval_is_over_seeds_from_three_on(seeds, over):
-    result = law_of_cells(planted(seeds=seeds), resamples=2)
+    result = law_of_cells(planted(seeds=seeds, **TWO_SIZES), resamples=2)
     assert {law.phi.over for law in result.loops} == {over}
     assert any("fewer than three seeds" in remark for remark in result.remarks) == (over == "cells")
 
@@ -218,88 +189,84 @@ def test_an_interval_is_over_seeds_from_three_on(seeds, over):
 # --- what is not identified ----------------------------------------------------------------------
 
 
+def everywhere(cell):
+    return True
+
+
+def grows_with_the_budget(cell):
+    """One budget for each size: the size term and the token term look the same."""
+    return cell.tokens == dict(zip(SIZES, BUDGETS, strict=True))[cell.size]
+
+
+def in_one_size(cell):
+    return cell.loop == "no_loop" or (cell.size == "small" and cell.passes == 4)
+
+
+def six_cells(cell):
+    """The loop at the smallest budget only."""
+    first = cell.tokens == BUDGETS[0] and cell.loop in ("no_loop", "mixer_loop")
+    return cell.passes != 2 and (first or (cell.size == "small" and cell.loop == "no_loop"))
+
+
 @pytest.mark.parametrize(
-    ("grid", "floor", "said"),
+    ("grid", "which", "floor", "said"),
     [
         (
             {"sizes": ("small",)},
-            None,
+            *(everywhere, None),
             "alpha needs two sizes or more of no_loop; the study has one: small",
         ),
         (
             {"budgets": BUDGETS[:2]},
-            None,
+            *(everywhere, None),
             "E, B and beta need three token budgets or more of one size; the study has two: "
             "3,000,000, 10,000,000 of small; add a budget, or give the floor E and three sizes",
         ),
         (
             {"budgets": BUDGETS[:1]},
-            LAW["E"],
+            *(everywhere, LAW["E"]),
             "beta needs two token budgets or more of one size; the study has one: 3,000,000 of",
         ),
         (
-            {"budgets": BUDGETS[:2], "sizes": ("small", "large")},
-            LAW["E"],
+            {"budgets": BUDGETS[:2], **TWO_SIZES},
+            *(everywhere, LAW["E"]),
             "B and beta need three token budgets of one size, or three sizes of no_loop; the "
             "study has two: 3,000,000, 10,000,000 of small, and two: small, large",
         ),
         (
             {"loops": LOOPS[:1]},
-            None,
+            *(everywhere, None),
             "phi needs cells with passes above 1; the study has no_loop of",
         ),
         (
             {"loops": LOOPS[1:3]},
-            None,
+            *(everywhere, None),
             r"A and alpha need cells of no_loop \(one pass\); the study has",
         ),
-        ({}, 5.0, "floor must be from 0 to the smallest NLL, 2.4.*, got 5.0"),
-        ({}, float("nan"), "floor must be from 0 to the smallest NLL"),
+        ({}, everywhere, 5.0, "floor must be from 0 to the smallest NLL, 2.4.*, got 5.0"),
+        ({}, everywhere, float("nan"), "floor must be from 0 to the smallest NLL"),
+        ({}, grows_with_the_budget, None, "three token budgets or more of one size"),
+        (
+            {"budgets": (3_000_000, 3_010_000, 3_020_000)},  # they hardly differ
+            *(everywhere, None),
+            "three token budgets or more of one size",
+        ),
+        (TWO_SIZES, in_one_size, None, "E and alpha need three sizes of no_loop, or two with"),
+        (
+            TWO_SIZES,
+            *(six_cells, None),
+            r"6 parameters need 7 cells or more .*; the study has 6",
+        ),
     ],
 )
-def test_what_is_not_identified_is_named_with_what_is_missing(grid, floor, said):
+def test_what_is_not_identified_is_named_with_what_is_missing(grid, which, floor, said):
     with pytest.raises(ValueError, match=said):
-        law_of_cells(planted(**grid), floor=floor, resamples=2)
-
-
-def test_sizes_and_budgets_that_vary_together_are_rejected():
-    """One budget for each size but one: the size term and the token term look the same."""
-    kept = dict(zip(SIZES, BUDGETS, strict=True))
-    cells = [cell for cell in planted() if kept[cell.size] == cell.tokens]
-    with pytest.raises(ValueError, match="need three token budgets or more of one size"):
-        law_of_cells(cells, resamples=2)
-
-
-def test_a_loop_in_one_of_two_sizes_is_rejected():
-    cells = [
-        cell
-        for cell in planted(sizes=("small", "large"))
-        if cell.loop == "no_loop" or (cell.size == "small" and cell.passes == 4)
-    ]
-    with pytest.raises(ValueError, match="E and alpha need three sizes of no_loop, or two with"):
-        law_of_cells(cells, resamples=2)
-
-
-def test_fewer_cells_than_parameters_are_rejected():
-    cells = [
-        cell
-        for cell in planted(sizes=("small", "large"), loops=(LOOPS[0], LOOPS[2]))
-        if cell.tokens == BUDGETS[0] or (cell.size == "small" and cell.loop == "no_loop")
-    ]
-    with pytest.raises(ValueError, match=r"6 parameters need 7 cells or more .*; the study has 6"):
-        law_of_cells(cells, resamples=2)
-
-
-def test_budgets_that_hardly_differ_are_one_budget():
-    with pytest.raises(ValueError, match="three token budgets or more of one size"):
-        law_of_cells(planted(budgets=(3_000_000, 3_010_000, 3_020_000)), resamples=2)
+        law_of_cells(list(filter(which, planted(**grid))), floor=floor, resamples=2)
 
 
 def test_a_loop_that_is_not_identified_leaves_the_others():
     cells = [
-        cell
-        for cell in planted(sizes=("small", "large"))
-        if cell.loop != "full_loop" or cell.size == "small"
+        cell for cell in planted(**TWO_SIZES) if cell.loop != "full_loop" or cell.size == "small"
     ]
     result = law_of_cells(cells, resamples=2)
     assert [law.loop for law in result.loops] == ["mixer_loop"]
@@ -307,7 +274,7 @@ def test_a_loop_that_is_not_identified_leaves_the_others():
 
 
 def test_two_sizes_and_one_number_of_passes_are_remarked_upon():
-    result = law_of_cells(planted(sizes=("small", "large")), resamples=2)
+    result = law_of_cells(planted(**TWO_SIZES), resamples=2)
     said = " ".join(result.remarks)
     assert "two sizes of no_loop: E and alpha rest on the loop's own cells" in said
     assert "full_loop: one number of passes (4)" in said
@@ -318,8 +285,12 @@ def test_two_sizes_and_one_number_of_passes_are_remarked_upon():
 # --- the result ----------------------------------------------------------------------------------
 
 
-def test_the_result_has_residuals_predictions_and_the_published_phi():
-    result = law_of_cells(planted(), title="Planted", resamples=5)
+@pytest.fixture(scope="module")
+def result():
+    return law_of_cells(planted(), title="Planted", resamples=3)
+
+
+def test_the_result_has_residuals_predictions_and_the_published_phi(result):
     mixer, full = result.loops
     assert (mixer.published_phi, full.published_phi) == (None, 0.46)
     assert (mixer.passes, full.passes) == ((2, 4), (4,))
@@ -331,8 +302,8 @@ def test_the_result_has_residuals_predictions_and_the_published_phi():
     assert decode(LawResult, result.to_json()) == result
 
 
-def test_a_figure_shows_cells_and_curves_of_each_loop():
-    figures = law_figures(law_of_cells(planted(), resamples=2))
+def test_a_figure_shows_cells_and_curves_of_each_loop(result):
+    figures = law_figures(result)
     assert [figure.name for figure in figures] == ["law-mixer_loop", "law-full_loop"]
     rows = figures[0].rows
     assert sum(row["row"] == "cell" for row in rows) == 27
@@ -340,31 +311,10 @@ def test_a_figure_shows_cells_and_curves_of_each_loop():
     assert figures[0].chart().to_dict()["hconcat"]
 
 
-def test_importing_and_help_load_no_scipy():
-    script = (
-        "import sys, mixerloop, mixerloop.laws.study_law, mixerloop.cli.law\n"
-        "from mixerloop.cli.main import main\n"
-        "sys.argv = ['mixerloop', 'law', '--help']\n"
-        "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code\n"
-        "assert not {'scipy', 'torch'} & sys.modules.keys()"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
-
-
 # --- the cells of a study ------------------------------------------------------------------------
 
 
 PARAMETERS_OF_ARM = 5_000_000
-
-
-def nll_result(nll, **changed):
-    figure = Estimate(value=nll, lower=nll - 0.01, upper=nll + 0.01, over="documents")
-    return NllResult(
-        **{"checkpoint": "run", "schedule": "A F", "trained_schedule": "A F", "nll": figure},
-        **{"bits_per_byte": None, "accuracy": figure, "by_position": (), "documents": 9},
-        **{"tokens": 99, "context": 64, "warnings": (), "by_passes": {}, **changed},
-        provenance=result_provenance(data="d" * 64, compute_dtype="float32"),
-    )
 
 
 def arm_named(name, num_layers):
@@ -425,8 +375,6 @@ def test_cells_are_read_with_their_passes_and_parameters():
 def test_the_parameters_of_sublayers_and_the_rest_are_all_parameters():
     config = preset("nano")
     arm = arm_named("no_loop", config.num_layers)
-    from mixerloop.model.accounting import account_model
-
     layers = sum(sum(layer.values()) for layer in arm.layer_parameters)
     readout = config.vocab_size * config.d_model + config.d_model
     assert layers + readout == account_model(config).parameters
@@ -444,11 +392,9 @@ def test_a_model_without_a_loop_is_no_loop_whatever_its_name():
     assert {cell.loop for cell in cells} == {"no_loop", "mixer_loop"}
 
 
-@pytest.mark.parametrize(
-    ("arm", "loop"), [("mixer_loop(2)", "mixer_loop"), ("6x(A2 F)", "6x(A2 F)"), ("x", "x")]
-)
-def test_a_loop_is_named_without_its_number_of_passes(arm, loop):
-    assert loop_name(arm) == loop
+def test_a_loop_is_named_without_its_number_of_passes():
+    for arm, loop in (("mixer_loop(2)", "mixer_loop"), ("6x(A2 F)", "6x(A2 F)"), ("x", "x")):
+        assert loop_name(arm) == loop
 
 
 def test_parts_of_one_size_name_it_and_parts_that_tune_are_left_out():
@@ -488,8 +434,3 @@ def test_cells_that_cannot_be_pooled_are_rejected():
 def test_a_plan_of_an_older_version_is_rejected_with_the_command_that_writes_it_again():
     with pytest.raises(ValueError, match="write it again: mixerloop study"):
         counts(replace(arm_named("no_loop", 2), layer_parameters=()))
-
-
-def test_identified_cells_pass():
-    for loop in ("mixer_loop", "full_loop"):
-        check_identified(group_cells(planted()), loop)

@@ -79,11 +79,6 @@ def test_settling_after_torch_is_loaded_is_refused(monkeypatch):
         machine.settle()
 
 
-def test_importing_the_package_settles_nothing():
-    script = "import os; before = dict(os.environ); import mixerloop; assert before == os.environ"
-    subprocess.run([sys.executable, "-c", script], check=True)
-
-
 def test_only_the_cores_this_process_may_use_are_watched(monkeypatch):
     stat = "cpu 0 0 0\ncpu0 100 0 0 900 0 0 0 0\ncpu1 300 0 100 600 9 0 0 100\nintr 5\n"
     monkeypatch.setattr(machine.Path, "read_text", lambda path: stat)

@@ -18,7 +18,6 @@ from mixerloop.data.windows import NOT_SCORED, TokenWindows
 from mixerloop.evaluation.looped_scorer import LoopedScorer
 from mixerloop.evaluation.nll import edges, measure, summarise
 from mixerloop.model.initialization import fresh_model
-from mixerloop.schedule import first_passes, full_loop, mixer_loop, no_loop
 from small_model import small_config
 
 CONTEXT = 16
@@ -130,21 +129,6 @@ def test_whole_windows_are_the_ones_training_measures(model, split, held_out):
     assert nats == pytest.approx(float(summed) + left, abs=TOLERANCE)
 
 
-def test_fewer_passes_are_another_model(model, split, held_out):
-    one_pass = first_passes(model.schedule, 1)
-    assert one_pass == no_loop(2)
-    sums = measure(LoopedScorer(model, schedule=one_pass), held_out)
-    assert sums.nats.sum() != measure(LoopedScorer(model), held_out).nats.sum()
-
-
-def test_the_first_passes_of_a_loop_are_the_loop_with_fewer():
-    assert first_passes(mixer_loop(3, 4), 2) == mixer_loop(3, 2)
-    assert first_passes(full_loop(3, 4), 3) == full_loop(3, 3)
-    assert first_passes(full_loop(3, 4), 4) == full_loop(3, 4)
-    with pytest.raises(ValueError, match="num_passes must be at least 1"):
-        first_passes(full_loop(3, 4), 0)
-
-
 def test_of_hops_the_answers_are_scored_by_sequence(monkeypatch):
     hops = Hops(HopsSettings(), "held_out")
     monkeypatch.setattr(hops, "num_windows", 50)
@@ -161,12 +145,6 @@ def test_of_hops_the_answers_are_scored_by_sequence(monkeypatch):
     np.testing.assert_allclose(sums.nats.sum(axis=1), expected.sum(1), atol=TOLERANCE)
     assert sums.tokens.sum() == held_out.num_tokens == 50 * 8
     assert summarise(sums, held_out).bits_per_byte is None
-
-
-def test_progress_ends_at_all_tokens(model, held_out):
-    seen = []
-    measure(LoopedScorer(model), held_out, progress=lambda *args: seen.append(args))
-    assert seen[-1] == (held_out.num_tokens, held_out.num_tokens)
 
 
 def test_bytes_are_those_of_the_text_though_the_tokenizer_wrote_others(folder, split, monkeypatch):

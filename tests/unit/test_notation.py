@@ -22,6 +22,7 @@ TEXTS = [
         prelude_core_coda(num_prelude=2, num_core=4, num_coda=2, num_passes=3),
     ),
     ("2x(2x(A F))", full_loop(2, 2)),
+    ("4x((A F)4)", block_loop(4, 4)),
     ("(A F)4", full_loop(1, 4)),
     ("1x(A2) A F", mixer_loop(2, [2, 1])[:2] + mixer_loop(2, [2, 1])[3:]),
     ("A@0.1 F@0.0", mixer_loop(1, 2)[1:]),
@@ -49,11 +50,6 @@ def test_other_ways_of_writing_mean_the_same(loose, text):
     assert notation(parse(loose)) == text
 
 
-def test_a_count_in_front_means_layers_inside_and_passes_outside():
-    assert parse("4x(4x(A F))") == full_loop(4, 4)
-    assert parse("4x((A F)4)") == block_loop(4, 4)
-
-
 @pytest.mark.parametrize(
     ("text", "character", "problem"),
     [
@@ -70,6 +66,11 @@ def test_a_count_in_front_means_layers_inside_and_passes_outside():
         ("99999x(99x(A F))", 1, "more than 100,000 occurrences"),
         ("9" * 5000 + "x(A F)", 1, "a count must be from 1"),
         ("(" * 100, 21, "more than 20 parentheses"),
+        ("(" * 20 + "A" + ")" * 19, 1, r"'\(' is never closed"),
+        ("100001x(A F)", 1, "a count must be from 1 to 100,000"),
+        ("50001x(A F)", 1, "more than 100,000 occurrences"),
+        ("50000x(A F) A F", 1, "more than 100,000 occurrences"),
+        ("A F A100000", 1, "more than 100,000 occurrences"),
         ("A@1", 1, "not an address"),
         ("A@0.0 A@0.0", 7, "comes a second time"),
         ("A F A@1.2", 1, "not an address"),
@@ -79,6 +80,12 @@ def test_an_error_points_at_the_character(text, character, problem):
     with pytest.raises(ValueError, match=f", character {character}: .*{problem}") as caught:
         parse(text)
     assert "\n" not in str(caught.value)
+
+
+def test_the_largest_schedules_are_read():
+    assert len(parse("A100000")) == MAX_OCCURRENCES
+    assert len(resolve("full_loop(50000)", 1)) == MAX_OCCURRENCES
+    assert parse("(" * 20 + "A" + ")" * 20) == mixer_loop(1, 1)[:1]
 
 
 def test_names_stand_for_loops_of_four_passes():
@@ -103,6 +110,7 @@ def test_names_stand_for_loops_of_four_passes():
         ("5x(A F)", "has 5 layers; the model has 6"),
         ("7x(A F)", "has 7 layers; the model has 6"),
         ("A@6.0", "has 7 layers; the model has 6"),
+        ("full_loop(8334)", f"more than {MAX_OCCURRENCES:,} occurrences"),
         ("full_loop(999999999999)", f"more than {MAX_OCCURRENCES:,} occurrences"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -10,7 +11,7 @@ from mixerloop.cli.main import Verb
 from mixerloop.cli.options import parse
 from mixerloop.cli.verb_tree import tree_of
 
-HUGE, VAST = 10**12, 10**30
+VAST = 10**30
 
 
 @pytest.mark.parametrize(
@@ -29,8 +30,6 @@ HUGE, VAST = 10**12, 10**30
             ["train", "x.toml", "--train.step=3"],
             "train: unknown option --train.step; did you mean --train.steps? ",
         ),
-        (["init", "nano", "--ot", "x"], "init: unknown option --ot; did you mean --out? "),
-        (["describe", "15m", "extra"], "describe: 'extra' belongs to no option; "),
         (["describe", "15m", "a\nb"], "describe: 'a b' belongs to no option; "),
         (["init"], "init: give SIZE and --out PATH; see mixerloop init --help"),
         (["generate", "run", "--max-tokens"], "--max-tokens needs a value; "),
@@ -43,17 +42,11 @@ HUGE, VAST = 10**12, 10**30
             "--compute-dtype: unknown value 'float3'; did you mean float32? known: float32, bfl",
         ),
         (["--tyro-print-completion", "sh"], "unknown option --tyro-print-completion; see "),
-        (["trian"], "unknown verb 'trian'; did you mean train? "),
         (["train"], "name a config to train, or a run to go on with: --resume RUN"),
-        (["train", "--train.steps", "x"], "--train.steps: 'x' is not a whole number; see "),
-        (["evaluate"], "evaluate: name a verb: nll, core, hops, task, routing, compare"),
         (["evaluate", "nll"], "evaluate nll: give RUN; see mixerloop evaluate nll --help"),
-        (["evaluate", "nll", "--rnu", "x"], "evaluate nll: unknown option --rnu; "),
-        (["evaluate", "nll", "x", "--json=true"], "--json takes no value; "),
         (["evaluate", "nll", "x", "--json", "yes"], "evaluate nll: 'yes' belongs to no option"),
         (["bench", "--repeats"], "bench: name a verb before --repeats: operator, prefill, "),
         (["bench", "--repaets"], "bench: unknown option --repaets; see mixerloop bench --help"),
-        (["import", "x", "--layers", "a", "--out", "b"], "--layers: 'a' is not a whole number; "),
         (["completion", "bsh"], "completion: shell: unknown value 'bsh'; did you mean bash? "),
         (
             ["train", "x", "--model.norm-placement", "pst"],
@@ -66,15 +59,20 @@ def test_an_error_of_the_command_line_is_one_line_with_the_near_name(arguments, 
 
 
 VERBS = [verb for verb in tree_of(Verb).walk() if verb.path]
-KEYS = ("--train.steps", "--train.compile", "--train.learning-rate", "--model.mixer")
-"""Some keys of configs; all hundred would be the same test a hundred times."""
-LEAVES = [verb for verb in VERBS if not verb.verbs]
-OPTIONS = [
-    pytest.param(verb, option, id=" ".join((*verb.path, option.name)))
-    for verb in LEAVES
-    for option in verb.options
-    if not option.is_positional and ("." not in option.name or option.name in KEYS)
-]
+
+
+def of_each_kind():
+    """An option of each kind that the parser distinguishes, under verbs of one and two words."""
+    options = {}
+    for verb in (verb for verb in VERBS if not verb.verbs):
+        has_names = any(option.is_positional for option in verb.options)
+        for option in (option for option in verb.options if not option.is_positional):
+            value = (option.is_flag, option.number, bool(option.choices))
+            kind = (len(verb.path), "." in option.name, has_names, *value)
+            options.setdefault(
+                kind, pytest.param(verb, option, id=" ".join((*verb.path, option.name)))
+            )
+    return list(options.values())
 
 
 def error(*arguments) -> str:
@@ -85,8 +83,12 @@ def error(*arguments) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: " ".join(verb.path))
-def test_every_verb_rejects_unknown_options_and_verbs_with_the_nearest_name(verb):
+@pytest.mark.parametrize(
+    "verb",
+    [verb for verb in VERBS if verb.verbs or verb.path in {("train",), ("evaluate", "nll")}],
+    ids=lambda verb: " ".join(verb.path),
+)
+def test_a_verb_rejects_unknown_options_and_verbs_with_the_nearest_name(verb):
     near = verb.option_names[0]
     where = " ".join(verb.path)
     assert f"{where}: unknown option --jsnx; " in error(*verb.path, "--jsnx")
@@ -99,8 +101,8 @@ def test_every_verb_rejects_unknown_options_and_verbs_with_the_nearest_name(verb
         assert f"did you mean {verb.names[0]}? " in error(*verb.path, f"{verb.names[0]}x")
 
 
-@pytest.mark.parametrize(("verb", "option"), OPTIONS)
-def test_every_option_needs_a_value_of_its_type(verb, option):
+@pytest.mark.parametrize(("verb", "option"), of_each_kind())
+def test_an_option_needs_a_value_of_its_type(verb, option):
     see = f"; see mixerloop {' '.join(verb.path)} --help"
     if option.is_flag:
         assert error(*verb.path, f"{option.name}=1") == f"{option.name} takes no value{see}"
@@ -120,7 +122,6 @@ def test_every_option_needs_a_value_of_its_type(verb, option):
     ("arguments", "named"),
     [
         (["init", "nano", "--out", ""], "out"),
-        (["init", "nano", "--out="], "out"),
         (["describe", ""], "size"),
         (["report", ""], "paths"),
         (["generate", "", "--prompt", "x"], "run"),
@@ -143,7 +144,6 @@ def test_this_folder_may_be_named_beside_an_empty_text(tmp_path):
         (["bench", "prefill", "--batches", 0], "batches must be at least 1"),
         (["bench", "prefill", "--batches", VAST], "batches must be at most 1,000,000"),
         (["bench", "prefill", "--batches", 10**6], "1,024,000,000 tokens need"),
-        (["bench", "train", "--batch", HUGE], "batch must be at most 1,000,000"),
         (["bench", "train", "--batch", 10**6, "--size", "nano"], "batch = 1,000,000, length"),
         (["bench", "train", "--length", VAST], "length must be at most 1,000,000"),
         (["bench", "transport", "--context", -1], "context must be at least 1"),
@@ -160,11 +160,10 @@ def test_a_number_that_no_machine_can_serve_is_named(arguments, said, tmp_path):
 
 
 @pytest.mark.parametrize("key", ["d_model", "num_heads", "d_head", "d_ffn", "conv_width"])
-@pytest.mark.parametrize("verb", [["describe"], ["init", "--out", "run"]])
-def test_a_size_that_does_not_fit_the_memory_is_named_with_its_value(verb, key, tmp_path):
+def test_a_size_that_does_not_fit_the_memory_is_named_with_its_value(key, tmp_path):
     config = tmp_path / "large.toml"
     config.write_text(f'[model]\npreset = "nano"\n{key} = {2**24}\n')
-    line = refused(verb[0], "large.toml", *verb[1:], cwd=tmp_path)
+    line = refused("describe", "large.toml", cwd=tmp_path)
     assert f"model.{key} = 16,777,216" in line
     assert "of memory, and" in line
     assert list(tmp_path.iterdir()) == [config]
@@ -185,32 +184,30 @@ def test_more_layers_than_a_machine_can_make_are_named(tmp_path):
     assert "model.num_layers must be from 1 to 2,000" in refused("describe", config, cwd=tmp_path)
 
 
-def printed(*arguments, **variables) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, env={**environment("."), **variables}
-    )
-
-
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "ascii:strict"])
-def test_help_is_printed_in_every_encoding(encoding):
-    done = printed("describe", "--help", PYTHONIOENCODING=encoding)
+def test_help_is_printed_in_every_encoding():
+    variables = environment(".") | {"PYTHONIOENCODING": "ascii:strict"}
+    done = subprocess.run([*COMMAND, "init", "--help"], capture_output=True, env=variables)
     assert done.returncode == 0, done.stderr
-    assert b"usage: mixerloop describe" in done.stdout
-
-
-@pytest.mark.parametrize("columns", ["0", "-7", "wide", "", "\N{SUPERSCRIPT TWO}", "9" * 30])
-def test_a_width_that_no_terminal_has_is_not_used(columns):
-    unset = environment(".")
-    del unset["COLUMNS"]
-    usual = subprocess.run([*COMMAND, "init", "--help"], capture_output=True, env=unset)
-    done = printed("init", "--help", COLUMNS=columns, LINES=columns)
-    assert (done.returncode, done.stdout) == (0, usual.stdout)
     assert b"usage: mixerloop init" in done.stdout
 
 
+def test_a_width_that_no_terminal_has_is_not_used():
+    script = """
+import os
+from mixerloop import start
+for width in ("0", "-7", "19", "1001", "wide", "", "\N{SUPERSCRIPT TWO}", "9" * 30):
+    os.environ["COLUMNS"] = os.environ["LINES"] = width
+    start.begin()
+    assert not {"COLUMNS", "LINES"} & os.environ.keys(), width
+for width in ("20", "1000"):
+    os.environ["COLUMNS"] = width
+    start.begin()
+    assert os.environ["COLUMNS"] == width
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment("."))
+
+
 def test_control_characters_and_broken_names_are_escaped_in_an_error(tmp_path):
-    name = os.fsencode(tmp_path) + b"/a\x1b[31m\xff\xe2\x80\xae.toml"
-    done = printed("describe", name)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert b"a\\x1b[31m\\udcff\\u202e.toml: cannot read this config" in line
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/a\x1b[31m\xff\xe2\x80\xae.toml")
+    line = refused("describe", name, cwd=tmp_path)
+    assert "a\\x1b[31m\\udcff\\u202e.toml: cannot read this config" in line

@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from made_once import made_once
 from mixerloop import runs
 from mixerloop.config import run_config
-from mixerloop.data.corpora import prepare_hops, prepare_text
-from mixerloop.data.tasks.hops import HopsSettings
+from mixerloop.data.corpora import prepare_text
 from mixerloop.interop.conversion import export_run
 from mixerloop.interop.loading import open_subject
 from mixerloop.interop.parents import open_parent
@@ -25,30 +25,36 @@ from mixerloop.training.sessions import train
 from mixerloop.training.status import status
 from mixerloop.transport.measurement import Looking, measure_transport
 from mixerloop.transport.result import TransportFigures
-from training_sessions import assert_same_run, contents, go, twelve_steps, with_train
+from small_model import SMALL, small_config
+from training_sessions import (
+    assert_same_run,
+    contents,
+    go,
+    records,
+    twelve_steps,
+    weights,
+    with_train,
+)
 
 FEW = Looking(windows=2, positions=2, context=16)
 
 
-@pytest.fixture
-def config(tmp_path, tiny):
+@pytest.fixture(scope="module")
+def config(hops_data):
     """A model whose weights are large enough that wrong weights show in every bit of the loss."""
-    prepare_hops(tmp_path / "data", HopsSettings())
-    return twelve_steps(tmp_path / "data", tiny.changed(schedule="no_loop"))
+    return twelve_steps(hops_data, small_config(**SMALL, schedule="no_loop"))
 
 
-@pytest.fixture
-def base(tmp_path, config):
-    go(tmp_path / "base", with_train(config, peak_lr=5e-2))
-    return tmp_path / "base"
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, config):
+    """The parent of the other runs; read only."""
+    config = with_train(config, peak_lr=5e-2)
+    made = made_once(tmp_path_factory, "parent", lambda place: go(place / "run", config))
+    return made / "run"
 
 
 def retrofit(config, **model):
     return replace(config, model=config.model.changed(**{"schedule": "mixer_loop(2)", **model}))
-
-
-def weights(run, step):
-    return load_file(runs.checkpoint_folder(run, step) / "model.safetensors")
 
 
 def test_a_run_starts_from_its_parents_weights_under_its_own_schedule(tmp_path, config, base):
@@ -61,60 +67,52 @@ def test_a_run_starts_from_its_parents_weights_under_its_own_schedule(tmp_path, 
         assert torch.equal(ours[name], tensor), name
         assert not torch.equal(ours[name], fresh[name]), name
     model, _ = load_model(tmp_path / "run")
-    assert model.config.schedule == "3x(A2 F)"
+    assert model.config.schedule == "2x(A2 F)"
     assert runs.read_provenance(tmp_path / "run")["parent"] == {
         "folder": str(base),
         "sha256": open_subject(base, keep=False).fingerprint,
-        "schedule": "3x(A F)",
+        "schedule": "2x(A F)",
         "step": 12,
         "run_id": runs.read_provenance(base)["id"],
         "fresh": [],
     }
 
 
-def test_a_parent_at_step_0_of_the_same_seed_makes_the_plain_run(tmp_path, config):
+def test_a_parent_at_step_0_of_the_same_seed_makes_the_plain_run(tmp_path, config, base):
     """The parent is on the disk and the plain run is drawn: every later bit is the same."""
     config = retrofit(config)
     begin(tmp_path / "base", config, ranks=Ranks())
-    go(tmp_path / "plain", config)
-    go(tmp_path / "run", config, parent=open_parent(tmp_path / "base"))
-    assert_same_run(contents(tmp_path / "plain"), contents(tmp_path / "run"))
+    go(tmp_path / "plain", config, until=2)
+    go(tmp_path / "run", config, until=2, parent=open_parent(tmp_path / "base"))
+    assert_same_run(contents(tmp_path / "plain", 2), contents(tmp_path / "run", 2))
+    go(tmp_path / "another", config, until=1, parent=open_parent(base))
+    first, other = (records(tmp_path / name / "metrics.jsonl")[0] for name in ("run", "another"))
+    assert first["loss"] != other["loss"]
 
 
-def test_another_parent_makes_another_run(tmp_path, config, base):
-    config = retrofit(config)
-    go(tmp_path / "plain", config)
-    go(tmp_path / "run", config, parent=open_parent(base))
-    assert contents(tmp_path / "plain")[1] != contents(tmp_path / "run")[1]
-
-
-def test_tensors_that_the_parent_lacks_are_drawn_and_named(tmp_path, config, base, capsys):
+def test_resumed_without_its_parent_it_is_the_same_run_to_the_bit(tmp_path, config, base, capsys):
+    """Tensors that the parent lacks are drawn and named, and some others are frozen."""
     config = retrofit(config, pass_residual="mixer")
-    train(config, tmp_path / "run", parent=open_parent(base), until=1, display=show_training)
-    record = read_parent(runs.checkpoint_folder(tmp_path / "run", 1))
+    config = with_train(config, steps=3, freeze=("embedding.*", "layers.1.ffn*"))
+    folder = shutil.copytree(base, tmp_path / "base")
+    go(tmp_path / "whole", config, parent=open_parent(folder))
+    train(config, tmp_path / "parts", parent=open_parent(folder), until=2, display=show_training)
+    assert (
+        f"parts: starts from the weights of {folder} at step 12, schedule 2x(A F); fresh: pass_r"
+        in capsys.readouterr().err
+    )
+    shutil.rmtree(folder)
+    assert go(tmp_path / "parts", config).finished
+    assert_same_run(contents(tmp_path / "whole", 3), contents(tmp_path / "parts", 3))
+    record = read_parent(runs.checkpoint_folder(tmp_path / "parts", 3))
     assert record is not None
     assert record.fresh == ("pass_residual.weight",)
-    assert runs.read_provenance(tmp_path / "run")["parent"]["fresh"] == ["pass_residual.weight"]
+    assert runs.read_provenance(tmp_path / "parts")["parent"]["fresh"] == ["pass_residual.weight"]
+    before, after = weights(tmp_path / "parts", 0), weights(tmp_path / "parts", 3)
     fresh = fresh_model(config.model, seed=1337, form="torch").state_dict()
-    drawn = weights(tmp_path / "run", 0)["pass_residual.weight"]
-    assert torch.equal(drawn, fresh["pass_residual.weight"])
-    told = f"run: starts from the weights of {base} at step 12, schedule 3x(A F); fresh: pass_resid"
-    assert told in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("freeze", [(), ("embedding.*", "layers.1.ffn*")])
-def test_resumed_without_its_parent_it_is_the_same_run_to_the_bit(tmp_path, config, base, freeze):
-    config = with_train(retrofit(config, pass_residual="mixer"), freeze=freeze)
-    go(tmp_path / "whole", config, parent=open_parent(base))
-    go(tmp_path / "parts", config, parent=open_parent(base), until=5)
-    shutil.rmtree(base)
-    assert go(tmp_path / "parts", config).finished
-    assert_same_run(contents(tmp_path / "whole"), contents(tmp_path / "parts"))
-    before, after = weights(tmp_path / "parts", 0), weights(tmp_path / "parts", 12)
-    kept = {name for name in before if torch.equal(before[name], after[name])}
-    assert kept == {
-        name for name in before if freeze and name.startswith(("embedding.", "layers.1.ffn"))
-    }
+    assert torch.equal(before["pass_residual.weight"], fresh["pass_residual.weight"])
+    same = {name for name in before if torch.equal(before[name], after[name])}
+    assert same == {name for name in before if name.startswith(("embedding.", "layers.1.ffn"))}
 
 
 def test_a_checkpoint_and_an_exported_folder_can_be_parents(tmp_path, config, base):
@@ -137,11 +135,9 @@ def test_a_checkpoint_and_an_exported_folder_can_be_parents(tmp_path, config, ba
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"vocab_size": 60}, "embedding.weight has the shape [50, 20] in the parent and [60, 20]"),
-        ({"d_model": 24}, "embedding.weight has the shape [50, 20] in the parent and [50, 24]"),
-        ({"d_ffn": 32}, "layers.0.ffn.gate_up_proj.weight has the shape [56, 20] in the parent an"),
-        ({"num_layers": 2}, "layers.2.mixer_norm.weight has the shape [20] in the parent, and the"),
-        ({"num_layers": 4}, "the parent has 3 layers and the model 4"),
+        ({"vocab_size": 60}, "embedding.weight has the shape [12, 16] in the parent and [60, 16]"),
+        ({"num_layers": 1}, "layers.1.mixer_norm.weight has the shape [16] in the parent, and the"),
+        ({"num_layers": 3}, "the parent has 2 layers and the model 3"),
         ({"mixer": "attention", "num_heads": 2, "d_head": 8}, "layers.0.mixer."),
     ],
 )
@@ -164,8 +160,9 @@ def test_another_kind_is_rejected_even_if_every_tensor_fits(tmp_path, config, mo
 
 
 def test_a_parent_that_changed_after_it_was_opened_is_rejected(tmp_path, config, base):
-    parent = open_parent(base)
-    path = runs.checkpoint_folder(base, 12) / "model.safetensors"
+    folder = shutil.copytree(base, tmp_path / "base")
+    parent = open_parent(folder)
+    path = runs.checkpoint_folder(folder, 12) / "model.safetensors"
     tensors = load_file(path)
     tensors["final_norm.weight"] += 1
     save_file(tensors, path, metadata={"format": "pt"})
@@ -174,20 +171,21 @@ def test_a_parent_that_changed_after_it_was_opened_is_rejected(tmp_path, config,
     assert not (tmp_path / "run").exists()
 
 
-def test_the_data_must_be_of_the_parents_tokenizer(tmp_path, tiny):
-    configs = {}
-    for name, text in (("first", "a tale of a cat. "), ("second", "zebras in boxes. ")):
-        files = [tmp_path / f"{name}-{split}.txt" for split in ("train", "held_out")]
-        for number, file in enumerate(files):
-            file.write_text(f"{number} {text * 40}")
-        prepare_text(files[:1], tmp_path / name, held_out=files[1:], vocab_size=300)
-        configs[name] = twelve_steps(tmp_path / name, tiny.changed(vocab_size=300), context=16)
-    begin(tmp_path / "base", configs["first"], ranks=Ranks())
-    parent = open_parent(tmp_path / "base")
-    begin(tmp_path / "same", configs["first"], ranks=Ranks(), parent=parent)
-    with pytest.raises(ValueError, match=r"its tokenizer .* is not that of .*base"):
-        begin(tmp_path / "other", configs["second"], ranks=Ranks(), parent=parent)
-    assert not (tmp_path / "other").exists()
+def test_the_data_must_be_of_the_parents_tokenizer(tmp_path, text_run, text_data):
+    parent = open_parent(text_run)
+    files = [tmp_path / f"{name}.txt" for name in ("train", "held-out")]
+    for file in files:
+        file.write_text(f"{file.name} {'zebras in boxes. ' * 40}")
+    prepare_text(files[:1], tmp_path / "zebras", held_out=files[1:], vocab_size=300)
+    model = small_config(**SMALL | {"vocab_size": 300}, schedule="mixer_loop(2)")
+    for name, data in (("same", text_data), ("other", tmp_path / "zebras")):
+        config = twelve_steps(data, model, context=16)
+        if name == "same":
+            begin(tmp_path / name, config, ranks=Ranks(), parent=parent)
+            continue
+        with pytest.raises(ValueError, match=r"its tokenizer .* is not that of .*run"):
+            begin(tmp_path / name, config, ranks=Ranks(), parent=parent)
+        assert not (tmp_path / name).exists()
 
 
 def test_the_model_is_the_parents_with_what_the_config_changes(config):
@@ -208,12 +206,13 @@ def test_a_config_without_a_model_resumes_a_run_with_a_parent(tmp_path, config, 
     text = (tmp_path / "run/config.toml").read_text()
     (tmp_path / "short.toml").write_text(text[text.index("[data]") :])
     resumed = resumed_config(tmp_path / "run", config_file=tmp_path / "short.toml", overrides={})
-    assert resumed.model.schedule == "3x(A2 F)"
+    assert resumed.model.schedule == "2x(A2 F)"
 
 
 def test_the_control_of_transport_is_the_parent_under_the_new_schedule(tmp_path, config, base):
-    go(tmp_path / "run", retrofit(config), parent=open_parent(base))
-    assert sorted(runs.checkpoints(tmp_path / "run")) == [0, 8, 12]
+    kept = with_train(retrofit(config), steps=3, checkpoint_every=1, keep_last=1)
+    go(tmp_path / "run", kept, parent=open_parent(base))
+    assert sorted(runs.checkpoints(tmp_path / "run")) == [0, 3]
     assert status(tmp_path / "run").parent == str(base)
     measured = measure_transport(open_subject(tmp_path / "run", keep=False), FEW, control=True)
     theirs = measure_transport(open_subject(base, schedule="mixer_loop(2)", keep=False), FEW)

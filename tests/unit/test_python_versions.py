@@ -27,6 +27,7 @@ print("%d.%d" % sys.version_info[:2], mixerloop.load_config("nano-hops").model.s
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "version", [pytest.param(version, marks=need.mark) for version, need in needs.PYTHONS.items()]
 )

@@ -10,7 +10,6 @@ from jaxtyping import TypeCheckError
 
 import shape_checks
 from mixerloop.intervals import bootstrap_ratio
-from mixerloop.model.initialization import fresh_model
 from mixerloop.model.mixers.gated_delta_net import GatedDeltaNetState
 from mixerloop.ops.gated_delta_rule import gated_delta_rule
 from mixerloop.ops.swiglu import swiglu
@@ -29,11 +28,6 @@ def test_every_function_with_shapes_is_checked_in_every_module_that_knows_it():
     assert unchecked == []
 
 
-def test_every_module_with_shapes_was_loaded_with_checks():
-    assert "mixerloop.ops.gated_delta_rule" in shape_checks.shaped_modules()
-    assert set(shape_checks.shaped_modules()) <= set(sys.modules)
-
-
 def test_an_argument_of_a_wrong_shape_is_rejected():
     tokens = torch.zeros(2, 5, 3, 4)
     with pytest.raises(TypeCheckError, match="parameter 'log_decay'"):
@@ -44,19 +38,6 @@ def test_an_argument_of_a_wrong_shape_is_rejected():
             log_decay=torch.zeros(2, 5, 4),
             write_strength=torch.zeros(2, 5, 3),
         )
-
-
-def test_tokens_that_are_no_batch_are_rejected(tiny):
-    model = fresh_model(tiny, seed=0)
-    with pytest.raises(TypeCheckError, match="parameter 'tokens'"):
-        model(torch.zeros(7, dtype=torch.int64))
-    with pytest.raises(TypeCheckError, match="parameter 'tokens'"):
-        model(torch.zeros(1, 7))
-
-
-def test_arrays_of_different_lengths_are_rejected():
-    with pytest.raises(TypeCheckError, match="parameter 'denominators'"):
-        bootstrap_ratio(np.ones(4), np.ones(5), over="documents")
 
 
 def test_a_result_of_a_wrong_shape_is_rejected(monkeypatch):

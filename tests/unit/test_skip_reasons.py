@@ -81,6 +81,7 @@ def test_a_skip_without_a_reason_that_holds_fails_the_run(ended, skip, named):
     result.assert_outcomes(passed=1, skipped=1)
 
 
+@pytest.mark.slow
 def test_the_skips_of_xdists_workers_are_seen(ended, pytester):
     pytester.makepyfile(test_night=NIGHT)
     content = """

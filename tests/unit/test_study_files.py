@@ -1,6 +1,7 @@
 """Study files: what they say, and what is refused, with the line that says it."""
 
 import dataclasses
+import functools
 
 import pytest
 
@@ -42,17 +43,29 @@ def write(tmp_path):
     return study
 
 
-def plan_of(path, *, parent=None):
-    return make_plan(read_study(path), path.parent / "out", parent=parent)
+def plan_of(path):
+    return make_plan(read_study(path), path.parent / "out")
 
 
-@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.toml")), ids=lambda path: path.stem)
-def test_the_studies_of_the_catalog_can_be_planned(path, tmp_path):
-    parent = None
-    if PARENT in path.read_text():
-        (tmp_path / "deep.toml").write_text(model_file(num_layers=30, schedule="no_loop"))
-        parent = init_run(str(tmp_path / "deep.toml"), tmp_path / "parent").run
-    plan = plan_of(path, parent=parent)
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """The plan of a study of the catalog, which is made once."""
+    place = tmp_path_factory.mktemp("plans")
+
+    @functools.cache
+    def plan(name):
+        path, parent = STUDIES / f"{name}.toml", None
+        if PARENT in path.read_text():
+            (place / "deep.toml").write_text(model_file(num_layers=30, schedule="no_loop"))
+            parent = init_run(str(place / "deep.toml"), place / "parent").run
+        return make_plan(read_study(path), place / name, parent=parent)
+
+    return plan
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in STUDIES.glob("*.toml")))
+def test_the_studies_of_the_catalog_can_be_planned(planned, name):
+    plan = planned(name)
     for variant in plan.variants:
         cells, part = plan.of(variant.name), variant.part
         if variant.is_tuning:
@@ -63,8 +76,8 @@ def test_the_studies_of_the_catalog_can_be_planned(path, tmp_path):
     assert [cell.number for cell in plan.cells] == list(range(1, len(plan.cells) + 1))
 
 
-def test_routing_is_measured_of_models_that_loop_their_experts():
-    plan = plan_of(STUDIES / "experts.toml")
+def test_routing_is_measured_of_models_that_loop_their_experts(planned):
+    plan = planned("experts")
     routed = {cell.arm for cell in plan.cells if "routing" in cell.measure}
     assert routed == {"ffn_loop", "full_loop"}
     parts = {part.name: part.measure for part in plan.summary().parts}
@@ -72,8 +85,8 @@ def test_routing_is_measured_of_models_that_loop_their_experts():
     assert {cell.measure for cell in plan.cells if cell.variant.is_tuning} == {("nll",)}
 
 
-def test_the_released_study_has_the_residual_and_the_weights_of_each_architecture():
-    plan = plan_of(STUDIES / "released-15m.toml")
+def test_the_released_study_has_the_residual_and_the_weights_of_each_architecture(planned):
+    plan = planned("released-15m")
     rules = {cell.arm: cell.config.model.pass_rules() for cell in plan.cells}
     units = {arm: rule["pass_residual"].unit if rule else None for arm, rule in rules.items()}
     assert units == {
@@ -86,9 +99,9 @@ def test_the_released_study_has_the_residual_and_the_weights_of_each_architectur
     assert {counts[name] - table for name in units if name != "no_loop"} == {15_724_416}
 
 
-@pytest.mark.parametrize("name", ["paper-15m", "paper-110m", "released-15m"])
-def test_what_the_paper_measured_in_bfloat16_is_measured_in_bfloat16(name, tmp_path):
-    (part,) = make_plan(read_study(STUDIES / f"{name}.toml"), tmp_path).summary().parts
+@pytest.mark.parametrize("name", ["paper-15m", "released-15m"])
+def test_what_the_paper_measured_in_bfloat16_is_measured_in_bfloat16(name, planned):
+    (part,) = planned(name).summary().parts
     assert part.compute_dtype == "bfloat16"
     in_bfloat16 = {name for name, dtype in part.measure_in.items() if dtype == "bfloat16"}
     assert in_bfloat16 == {"core", "transport"}
@@ -128,8 +141,8 @@ def test_cells_differ_in_schedule_and_seed_and_in_nothing_else(write):
         assert dataclasses.replace(cell.config.model, schedule="no_loop") == first.model
 
 
-def test_a_stack_without_loops_is_deepened_to_the_compute_of_a_loop():
-    plan = plan_of(STUDIES / "text-small.toml")
+def test_a_stack_without_loops_is_deepened_to_the_compute_of_a_loop(planned):
+    plan = planned("text-small")
     cells = {cell.arm: cell for cell in plan.cells}
     deep, mixer = cells["deeper_no_loop"], cells["mixer_loop"]
     assert deep.flops_per_token == pytest.approx(mixer.flops_per_token, rel=FLOPS_AGREE)
@@ -163,13 +176,8 @@ def test_a_stack_without_loops_is_deepened_to_the_compute_of_a_loop():
         ('["hops"]', "[]", 6, "'' makes no data; known: hops, "),
         ('["hops"]', '["hopps"]', 6, "did you mean hops?"),
         ('["hops"]', '["hops", "--sed", "5"]', 6, "unknown option --sed; did you mean --seed?"),
-        ('["hops"]', '["hops", "--help"]', 6, "unknown option --help; known: --num-nodes"),
         ('["hops"]', '["--help"]', 6, "'--help' makes no data; known: hops"),
-        ('["hops"]', '["hops", "--version"]', 6, "unknown option --version"),
-        ('["hops"]', '["hops", "--json"]', 6, "unknown option --json"),
         ('["hops"]', '["text", "-h"]', 6, "unknown option -h; known: --tokenizer"),
-        ('["hops"]', '["text", "--tokenizer", "-h"]', 6, "unknown option -h"),
-        ('["hops"]', '["hops", "--seed", "-1"]', 6, "seed"),
         ("seeds = [1, 2]", f"seeds = [{10**30}]", 8, "seed must be from 0 to 2^63 - 1"),
         ("[parts.train]", f"[parts.transport]\nwindows = {10**30}\n[parts.train]", 12, "at most"),
         ('["hops"]', '["hops", "--num-nodes", "1"]', 6, "hops.num_nodes must be from 2"),
@@ -177,10 +185,8 @@ def test_a_stack_without_loops_is_deepened_to_the_compute_of_a_loop():
         ('"no_loop", ', '{ schedule = "no_loop", name = "../x" }, ', 7, "cannot name a folder"),
         ('name = "hops"', 'name = "figures"', 4, "cannot name a folder"),
         ("[parts.train]", "[parts.transport]\npositions = 0\n[parts.train]", 11, "positions"),
-        ('name = "hops"', 'name = "a/b"', 4, "cannot name a folder"),
         ("seeds =", 'match = "flops"\nseeds =', 8, "needs a budget in flops, and train has steps"),
         ("seeds =", 'match = "seconds"\nseeds =', 8, "needs a budget in seconds"),
-        ("seeds =", 'match = "tokens"\nseeds =', 8, "tokens"),
         ("seeds =", 'from = "{parent}"\nseeds =', 8, "a run of yours: --parent RUN"),
         ("seeds =", 'from = "nix"\nseeds =', 8, "nix: there is no such run"),
         ("seeds =", 'parent = "nix"\nseeds =', 8, "unknown key parent; "),

@@ -119,7 +119,7 @@ def check_bounds(task, indices):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_slow_solver_finds_the_same_answers_and_difficulties(name):
-    check_by_solver(task_of(name, "train"), np.arange(10**6, 10**6 + 1000))
+    check_by_solver(task_of(name, "train"), np.arange(10**6, 10**6 + 300))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -130,6 +130,10 @@ def test_the_solver_agrees_under_all_settings(name, data):
     indices = np.arange(3) + data.draw(st.integers(0, 2**40 - 3))
     check_by_solver(task, indices)
     check_bounds(task, indices)
+    longer = task.longer()
+    if longer is not None:
+        check_by_solver(longer, np.arange(2))
+        check_bounds(longer, np.arange(2))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -173,8 +177,8 @@ def test_sequences_depend_on_settings_split_and_number_only(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_training_does_not_show_held_out_sequences(name):
     held_out = task_of(name).sequences(np.arange(4096)).tokens
-    train = task_of(name, "train").sequences(np.arange(20_000)).tokens
-    assert len({row.tobytes() for row in (*held_out, *train)}) == 4096 + 20_000
+    train = task_of(name, "train").sequences(np.arange(5_000)).tokens
+    assert len({row.tobytes() for row in (*held_out, *train)}) == 4096 + 5_000
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -231,19 +235,10 @@ def test_a_task_without_tokens_for_longer_sequences_has_none():
     assert task_of("edits", length=10).longer() is None
 
 
-@pytest.mark.parametrize("name", LONGER)
-@settings(max_examples=10)
-@given(data=st.data())
-def test_longer_sequences_are_right_under_all_settings(name, data):
-    longer = TASKS[name](data.draw(SIZES[name]), "held_out").longer()
-    if longer is not None:
-        check_by_solver(longer, np.arange(2))
-        check_bounds(longer, np.arange(2))
-
-
 @pytest.mark.parametrize(
     ("kind", "changed", "named"),
     [
+        (HopsSettings, {"num_nodes": 1}, "hops.num_nodes must be from 2"),
         (PermutationsSettings, {"num_elements": 4}, "permutations.num_elements must be 3 or 5"),
         (PermutationsSettings, {"max_factors": 1}, "permutations.max_factors must be from 2"),
         (PermutationsSettings, {"seed": -1}, "permutations.seed must be from 0"),
@@ -275,6 +270,7 @@ def test_invalid_settings_are_rejected_by_name(kind, changed, named):
 @pytest.mark.parametrize(
     ("kind", "changed"),
     [
+        (HopsSettings, {"num_nodes": 3, "num_queries": 1}),
         (PermutationsSettings, {"max_factors": 5}),
         (RecallSettings, {"num_blocks": 1}),
         (BracketsSettings, {"num_kinds": 2, "num_questions": 3}),
@@ -324,3 +320,13 @@ def test_every_kind_of_edit_is_equally_likely():
     total = groups[:, 0].sum()
     assert sum(kinds) == total
     assert abs(np.array(kinds) / total - 1 / 3).max() < 5 * np.sqrt(2 / 9 / total)
+
+
+def test_hops_draws_a_permutation_of_nodes_and_hops_evenly():
+    tokens, hops = task_of("hops", "train").sequences(np.arange(2000))
+    assert (np.sort(tokens[:, 0:16:2]) == np.arange(8)).all()
+    assert (np.sort(tokens[:, 1:16:2]) == np.arange(8)).all()
+    shares = np.bincount(hops.ravel(), minlength=5)[1:] / hops.size
+    assert abs(shares - 0.25).max() < 5 * np.sqrt(0.25 * 0.75 / hops.size)
+    firsts = np.bincount(tokens[:, 1], minlength=8) / 2000
+    assert abs(firsts - 0.125).max() < 5 * np.sqrt(0.125 * 0.875 / 2000)

@@ -93,15 +93,6 @@ def test_an_exception_ends_it_before_the_other_items(threads, num, error):
     assert torch.get_num_threads() == num
 
 
-def test_who_stops_listening_stops_the_work(threads):
-    threads(2)
-    begun = []
-    results = map_on_cores(begun.append, range(100), device=CPU)
-    next(results)
-    results.close()
-    assert len(begun) <= 2 * workers.ITEMS_PER_WORKER + 1
-
-
 def test_other_devices_are_fed_by_the_caller(threads):
     threads(2)
     here = threading.current_thread()
