@@ -37,6 +37,7 @@ import pytest
 from coverage import CoverageData
 
 ROOT = Path(__file__).parents[1]
+FAST = "not slow and not nightly"  # the tests of `make test`
 MODULES = (
     "schedule.py",
     "notation.py",
@@ -487,7 +488,7 @@ def _map(root: Path, folder: Path) -> None:
     ended = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-n", "auto", "--dist", "worksteal", "-q"),
-            *("-m", "not slow", "--cov=src/mixerloop", "--cov-branch", "--cov-context=test"),
+            *("-m", FAST, "--cov=src/mixerloop", "--cov-branch", "--cov-context=test"),
             *("--cov-report=", f"--junit-xml={folder / 'times.xml'}"),
         ],
         cwd=root,
@@ -594,7 +595,7 @@ def _work(file: Path, out: Path, seconds: float, root: Path) -> None:
     # The environment decides which warnings are errors, as for the tests.
     runner = Runner(json.loads(file.read_text()), out, root, seconds)
     code = pytest.main(
-        ["-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"], plugins=[runner]
+        ["-q", "-m", FAST, "-p", "no:cacheprovider", "-p", "no:xdist"], plugins=[runner]
     )
     assert code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED), code
 

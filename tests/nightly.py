@@ -20,10 +20,10 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "checks.md"
 BEGIN, END = "<!-- written by make nightly -->\n", "<!-- end of what make nightly writes -->\n"
 HEAD = "| part | command | last run (UTC) | commit | minutes | end |\n|---|---|---|---|---|---|\n"
-PYTEST = "python -m pytest -q -n auto --dist worksteal --full -m nightly"
+PYTEST = "python -m pytest -q -n auto --dist worksteal --full"
 PARTS = {
     "chaos": f"{PYTEST} tests/chaos",
-    "tests": f"{PYTEST} tests/unit tests/property tests/parity tests/golden tests/e2e",
+    "tests": f"{PYTEST} -m nightly tests/unit tests/property tests/parity tests/golden tests/e2e",
     "kills": "python benchmarks/kill_and_resume.py",
     "fuzz": "python benchmarks/fuzz_native.py",
     "memory": "python benchmarks/training_memory.py",

@@ -1,14 +1,12 @@
 """A pytest plugin that writes down which tests passed, or leaves out those that passed before.
 
 `.ci/run` runs the fast tests on a fresh clone and then, with all optional packages, only the rest:
-the slow tests, those that were skipped, and those that do more work in a full run.
+the slow tests and those that were skipped.
 """
 
 from pathlib import Path
 
 import pytest
-
-MORE_IN_A_FULL_RUN = "tests/chaos/"
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -35,14 +33,13 @@ class PassedTests:
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests that passed before and would do the same work again."""
+    """Deselect tests that passed before."""
     path = config.getoption("--without-passed")
     if path is None:
         return
     passed = set(path.read_text().splitlines())
     again, left_out = [], []
     for item in items:
-        does_more = item.nodeid.startswith(MORE_IN_A_FULL_RUN)
-        (again if does_more or item.nodeid not in passed else left_out).append(item)
+        (left_out if item.nodeid in passed else again).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = again

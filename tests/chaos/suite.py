@@ -2,16 +2,38 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from chaos.counts import COUNT
 
 IS_WHOLE = os.environ.get("MIXERLOOP_CHAOS") == "whole"
-"""Whether all the cases of `make chaos` are run; otherwise slow tests run a part of them."""
+"""Whether tests of signals, full disks and kills run as many cases as in `make chaos`."""
 TESTS = Path(__file__).parents[1]
+
+
+def seed_of_commit() -> int:
+    """A seed that another commit does not have, so that each commit runs other cases."""
+    git = ["git", "-C", str(TESTS), "rev-parse", "--short=8", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True)
+    return int(commit.stdout, 16) if commit.returncode == 0 else 0
+
+
+SEED = seed_of_commit()
+
+
+def some_for_each_commit(names: Iterable[str], number: int) -> list[Any]:
+    """Parameters of a test: a sample is slow and runs for each commit, the others are nightly."""
+    every = sorted(names)
+    chosen = random.Random(SEED).sample(every, number)
+    marks = {name: pytest.mark.slow if name in chosen else pytest.mark.nightly for name in every}
+    return [pytest.param(name, marks=mark) for name, mark in marks.items()]
 
 
 def run_suite(*arguments: object, folder: Path, record: Any) -> dict[str, Any]:

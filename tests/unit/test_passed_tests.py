@@ -2,13 +2,9 @@
 
 import pytest
 
-import passed_tests
-
 pytest_plugins = "pytester"
 
 CONFTEST = """
-import passed_tests
-
 def pytest_addoption(parser):
     passed_tests.add_options(parser)
 
@@ -42,9 +38,8 @@ def test_of_a_broken_fixture(broken): pass
 @pytest.fixture
 def run(pytester, monkeypatch):
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
-    monkeypatch.setattr(passed_tests, "MORE_IN_A_FULL_RUN", "test_more.py")
     pytester.makeconftest(CONFTEST)
-    pytester.makepyfile(test_all=TESTS, test_more="def test_more(): pass")
+    pytester.makepyfile(test_all=TESTS)
 
     def ended(*options):
         return pytester.runpytest_inprocess("-p", "no:cacheprovider", *options)
@@ -53,9 +48,9 @@ def run(pytester, monkeypatch):
 
 
 def test_what_passed_is_left_out_and_the_rest_runs_again(run, pytester):
-    run("--passed-to", "passed").assert_outcomes(passed=4, failed=1, skipped=1, errors=1)
+    run("--passed-to", "passed").assert_outcomes(passed=3, failed=1, skipped=1, errors=1)
     names = (pytester.path / "passed").read_text().splitlines()
     assert "test_all.py::test_passes[a b]" in names
     assert not any("fails" in name or "skips" in name for name in names)
     again = run("--without-passed", "passed")
-    again.assert_outcomes(passed=1, failed=1, skipped=1, deselected=3)
+    again.assert_outcomes(failed=1, skipped=1, deselected=3)
