@@ -1,16 +1,16 @@
 """How many changed operators, constants and conditions the tests notice.
 
-    make peers && .venv/bin/pip install pytest-cov
-    .venv/bin/python benchmarks/mutants.py map       # which test runs which line; twice `make test`
-    .venv/bin/python benchmarks/mutants.py run       # a sample of mutants; an hour on two cores
+    make setup && .venv/bin/pip install pytest-cov
+    .venv/bin/python benchmarks/mutants.py map  # `make test`, and which test runs which line
+    .venv/bin/python benchmarks/mutants.py run  # a sample of mutants: half an hour on two cores
     .venv/bin/python benchmarks/mutants.py run --only mutants.json  # those that survived before
 
 A mutant is one change of one module. Two processes collect the tests once. For each mutant a
 process writes the changed module to a copy of the repository, forks, exchanges the code of the
-changed function in the child, and runs the tests that reach the changed line, quick tests first,
-until a test fails. Tests that start processes read the changed file.
+changed function in the child, and runs the tests that reach the changed line, the quickest of each
+file first, until a test fails. Tests that start processes read the changed file.
 
-The tests of a surviving mutant are limited to `--seconds`, by their times in the map. A test that
+A mutant that no test notices within `--seconds` of a processor's time has survived. A test that
 reaches the line only in a process of its own is not in the map, so it cannot kill a mutant here.
 """
 
@@ -305,7 +305,6 @@ class Runner:
         self.reached: list[dict[str, list[str]]] = work["tests"]
         self.times: dict[str, float] = work["times"]
         self.out, self.root, self.seconds = out, root, seconds
-        self.costs = dict(self.times)
         self.sound: dict[str, bool] = {}
         """Whether a test that killed a mutant passes without one, here."""
 
@@ -316,10 +315,6 @@ class Runner:
         for item in session.items:
             for fixture in _shared(item):
                 users[fixture].add(item.nodeid)
-        for names in users.values():  # the time of a shared fixture is in that of its first test
-            dearest = max(self.times.get(name, 0.0) for name in names)
-            for name in names & self.times.keys():
-                self.costs[name] = max(self.costs.get(name, 0.0), dearest)
         with self.out.open("a") as lines:
             for mutant, phases in zip(self.mutants, self.reached, strict=True):
                 names = {name for phase in phases.values() for name in phase}
@@ -328,32 +323,28 @@ class Runner:
                         names.update(*(users[fixture] for fixture in _shared(by_name[name])))
                 started = time.monotonic()
                 ran = by_name.keys() & self.times.keys()
-                items = self._chosen([by_name[name] for name in names if name in ran])
+                items = self._in_order([by_name[name] for name in names if name in ran])
                 verdict, killer = self._judge(mutant, items, session)
                 row = {
                     **asdict(mutant),
                     "verdict": verdict,
                     "killer": killer,
-                    "num_tests": len(items),
-                    "of_tests": len(names),
+                    "num_tests": len(names),
                     "seconds": round(time.monotonic() - started, 1),
                 }
                 lines.write(json.dumps(row) + "\n")
                 lines.flush()
         return True
 
-    def _chosen(self, items: list[Any]) -> list[Any]:
-        """Quick tests first, as many as the time allows."""
-        items.sort(key=lambda item: (self.costs[item.nodeid], item.nodeid))
-        total, chosen = 0.0, []
+    def _in_order(self, items: list[Any]) -> list[Any]:
+        """The quickest test of each file, then the second of each, and so on."""
+        items.sort(key=lambda item: (self.times[item.nodeid], item.nodeid))
+        rank: Counter[Path] = Counter()
+        order = []
         for item in items:
-            total += self.costs[item.nodeid] + 0.02
-            if total > self.seconds and chosen:
-                break
-            chosen.append(item)
-        # Fixtures of a module or a session are set up once where tests of a file are neighbours,
-        # but a quick kill is worth more than that.
-        return chosen
+            order.append((rank[item.path], len(order), item))
+            rank[item.path] += 1
+        return [item for *_, item in sorted(order, key=lambda entry: entry[:2])]
 
     def _judge(self, mutant: Mutant, items: list[Any], session: Any) -> tuple[str, str | None]:
         while items := [item for item in items if self.sound.get(item.nodeid, True)]:
@@ -389,7 +380,7 @@ class Runner:
             path.write_bytes(original)
 
     def _wait(self, child: int, reader: int) -> tuple[str, str | None]:
-        deadline = time.monotonic() + 10 * self.seconds + 60  # beside other programs
+        deadline = time.monotonic() + 5 * self.seconds + 60  # beside other programs
         while time.monotonic() < deadline:
             done, status = os.waitpid(child, os.WNOHANG)
             if done:
@@ -420,6 +411,9 @@ class Runner:
             stop = _StopAtFailure()
             session.config.pluginmanager.register(stop)
             for item, following in zip(items, [*items[1:], None], strict=True):
+                used = os.times()
+                if used.user + used.system + used.children_user > self.seconds:
+                    break
                 os.environ["MUTANT_TEST"] = item.nodeid
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
                 if stop.failed:
