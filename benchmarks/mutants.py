@@ -7,8 +7,8 @@
 
 A mutant is one change of one module. Two processes collect the tests once. For each mutant a
 process writes the changed module to a copy of the repository, forks, exchanges the code of the
-changed function in the child, and runs the tests that reach the changed line, the quickest of each
-file first, until a test fails. Tests that start processes read the changed file.
+changed function in the child, and runs the tests that reach the changed line, quick tests first,
+until a test fails. Tests that start processes read the changed file.
 
 A mutant that no test notices within `--seconds` of a processor's time has survived. A test that
 reaches the line only in a process of its own is not in the map, so it cannot kill a mutant here.
@@ -323,7 +323,10 @@ class Runner:
                         names.update(*(users[fixture] for fixture in _shared(by_name[name])))
                 started = time.monotonic()
                 ran = by_name.keys() & self.times.keys()
-                items = self._in_order([by_name[name] for name in names if name in ran])
+                items = sorted(
+                    (by_name[name] for name in names if name in ran),
+                    key=lambda item: (self.times[item.nodeid], item.nodeid),
+                )
                 verdict, killer = self._judge(mutant, items, session)
                 row = {
                     **asdict(mutant),
@@ -335,16 +338,6 @@ class Runner:
                 lines.write(json.dumps(row) + "\n")
                 lines.flush()
         return True
-
-    def _in_order(self, items: list[Any]) -> list[Any]:
-        """The quickest test of each file, then the second of each, and so on."""
-        items.sort(key=lambda item: (self.times[item.nodeid], item.nodeid))
-        rank: Counter[Path] = Counter()
-        order = []
-        for item in items:
-            order.append((rank[item.path], len(order), item))
-            rank[item.path] += 1
-        return [item for *_, item in sorted(order, key=lambda entry: entry[:2])]
 
     def _judge(self, mutant: Mutant, items: list[Any], session: Any) -> tuple[str, str | None]:
         while items := [item for item in items if self.sound.get(item.nodeid, True)]:

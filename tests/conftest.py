@@ -65,7 +65,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def unaffected() -> None:
-    """A test draws the same numbers and checks the same shapes, whichever tests ran before."""
+    """A test has the same threads, draws and checks of shapes, whichever tests ran before."""
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     shape_checks.check_again()
 

@@ -5,6 +5,8 @@ import pytest
 pytest_plugins = "pytester"
 
 CONFTEST = """
+import passed_tests
+
 def pytest_addoption(parser):
     passed_tests.add_options(parser)
 
