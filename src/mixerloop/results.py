@@ -50,6 +50,17 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PointEstimate:
+    """A figure whose units are too few for an interval, in the encoding of `Estimate`."""
+
+    value: float
+    over: Over
+    """The units that were too few to resample."""
+    lower: None = None
+    upper: None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PartialEstimate:
     """An estimate that may be undefined, in the encoding of `Estimate`."""
 
@@ -135,6 +146,13 @@ class Result:
     trained_schedule: str
     """The schedule that the weights were trained with, or drawn for."""
     provenance: Provenance
+
+
+def estimate_text(estimate: Estimate | PointEstimate, how: str) -> str:
+    """A figure with its interval for a table, in the format `how`."""
+    if isinstance(estimate, PointEstimate):
+        return f"{estimate.value:{how}} (no interval)"
+    return f"{estimate.value:{how}} [{estimate.lower:{how}}, {estimate.upper:{how}}]"
 
 
 def p_value_text(p_value: float | None) -> str:

@@ -67,6 +67,27 @@ def core(run, *arguments):
     )
 
 
+def test_one_held_out_document_gives_a_number_and_two_give_a_comparison(run):
+    place = run.parent
+    for name in ("train", "one", "two"):
+        (place / f"{name}.txt").write_text(f"tale {name} of colours and hens. " * 40)
+    prepare = ("data", "prepare", "text", "train.txt", "--tokenizer", "run", "--workers", 1)
+    for data, held_out in (("single", ["one.txt"]), ("double", ["one.txt", "two.txt"])):
+        mixerloop(*prepare, "--held-out", *held_out, "--out", data, cwd=place)
+        for passes in (1, 2):
+            measured = ("--data", data, "--schedule", f"mixer_loop({passes})")
+            out = ("--out", f"{data}-{passes}")
+            said = mixerloop("evaluate", "nll", "run", *measured, *out, cwd=place).stdout
+            assert ("(no interval)" in said) == (data == "single")
+    saved = json.loads((place / "single-1/nll.json").read_text())
+    assert saved["nll"]["value"] > 0
+    assert saved["nll"]["lower"] is saved["nll"]["upper"] is None
+    refusal = refused("evaluate", "compare", "single-1", "single-2", cwd=place)
+    assert "--held-out FILE FILE --tokenizer RUN --out DIR" in refusal
+    compared = mixerloop("evaluate", "compare", "double-1", "double-2", cwd=place).stdout
+    assert "held-out NLL" in compared
+
+
 def test_core_gives_programs_every_figure(run):
     result = core(run, "--verify-sharing")
     assert {"core_v1", "core_v2", "manipulation_v1", "manipulation_v2"} <= result.keys()

@@ -72,6 +72,17 @@ def test_runs_that_differ_in_the_seed_are_one_architecture_in_the_order_of_seeds
     assert found == [("2x(A2 F)", (1, 0), (1, 2)), ("2x(A F)", (2,), (1,))]
 
 
+def test_a_single_document_is_not_compared_and_the_way_out_is_named():
+    single = document_units(np.array([3.0]), np.array([2]), data="d", context=8, compute_dtype=None)
+    first, second = run("a", nll=single), run("b", "2x(A F)", nll=single)
+    with pytest.raises(ValueError, match=r"runs/a: its NLL is of a single .* --held-out FILE FILE"):
+        compare([first, second])
+    both = [replace(one, units={**one.units, "core": core_units()}) for one in (first, second)]
+    compared = compare(both)
+    assert not {"nll"} & compared.pairs[0].measures.keys()
+    assert "single held-out document" in compared.warnings[0]
+
+
 def test_runs_of_one_architecture_alone_are_compared_with_each_other():
     assert names([run("a", seed=1), run("b", seed=2)]) == [("a", (0,), (1,)), ("b", (1,), (2,))]
     twins = [run("x/run", seed=1), run("y/run", seed=2)]

@@ -10,14 +10,17 @@ import torch
 import torch.nn.functional as F
 
 from mixerloop.data.held_out import held_out_task, held_out_text
-from mixerloop.data.prepare import Settings, canonical, prepare
+from mixerloop.data.prepare import prepare
 from mixerloop.data.shards import TokenSplit, tokenizer_of
 from mixerloop.data.sources import text_files
+from mixerloop.data.splitting import Settings, canonical
 from mixerloop.data.tasks.hops import Hops, HopsSettings
 from mixerloop.data.windows import NOT_SCORED, TokenWindows
 from mixerloop.evaluation.looped_scorer import LoopedScorer
-from mixerloop.evaluation.nll import edges, measure, summarise
+from mixerloop.evaluation.nll import DocumentSums, edges, measure, summarise
+from mixerloop.evaluation.nll_result import NllFigures
 from mixerloop.model.initialization import fresh_model
+from mixerloop.results import Estimate, decode, encode
 from small_model import small_config
 
 CONTEXT = 16
@@ -99,6 +102,7 @@ def test_positions_are_counted_within_the_window_in_octaves(model, split, held_o
     for one in found.by_position:
         here = (places >= one.first) & (places <= one.last)
         assert one.nll.value == pytest.approx(losses[here].mean(), abs=TOLERANCE)
+        assert isinstance(one.nll, Estimate)
         assert one.nll.lower <= one.nll.value <= one.nll.upper
 
 
@@ -111,7 +115,7 @@ def test_bits_per_byte_are_those_of_the_text(model, split, held_out):
         [len(canonical(text).encode()) for text in documents("valid", 9)]
     )
     bits = plain_losses(model, split).sum() / np.log(2)
-    assert found.bits_per_byte is not None
+    assert isinstance(found.bits_per_byte, Estimate)
     assert found.bits_per_byte.value == pytest.approx(bits / held_out.text_bytes.sum(), rel=1e-5)
     assert found.bits_per_byte.lower < found.bits_per_byte.value < found.bits_per_byte.upper
 
@@ -156,10 +160,21 @@ def test_bytes_are_those_of_the_text_though_the_tokenizer_wrote_others(folder, s
     assert held_out.text_bytes.sum() == pytest.approx(total)
 
 
-def test_one_document_or_no_context_is_refused(folder, split, monkeypatch):
+def test_a_single_document_gives_figures_without_intervals(held_out):
+    bins = len(edges(CONTEXT)) - 1
+    sums = DocumentSums(np.full((1, bins), 6.0), np.full((1, bins), 2), np.array([3]))
+    one = dataclasses.replace(held_out, num_documents=1, text_bytes=np.array([20.0]))
+    figures = summarise(sums, one)
+    assert encode(figures.nll) == {"value": 3.0, "over": "documents", "lower": None, "upper": None}
+    assert all(place.nll == figures.nll for place in figures.by_position)
+    assert len(figures.by_position) == bins
+    assert decode(NllFigures, encode(figures)) == figures
+
+
+def test_no_token_or_no_context_is_refused(folder, split, monkeypatch):
     tokenizer = tokenizer_of(folder, split.manifest)
     with pytest.raises(ValueError, match="context must be at least 1, got 0"):
         held_out_text(split, tokenizer, context=0)
-    monkeypatch.setattr(split, "document_starts", lambda: np.array([0]))
-    with pytest.raises(ValueError, match="1 held-out documents give no interval; hold out more"):
+    monkeypatch.setattr(type(split), "__len__", lambda self: 1)
+    with pytest.raises(ValueError, match="1 held-out tokens, and none is predicted from another"):
         held_out_text(split, tokenizer, context=CONTEXT)

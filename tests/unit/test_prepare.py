@@ -11,17 +11,11 @@ from hypothesis import strategies as st
 from mixerloop import files
 from mixerloop.data import prepare as preparing
 from mixerloop.data import shards
-from mixerloop.data.prepare import (
-    WORD_MARK,
-    Settings,
-    _alone_in,
-    _sample,
-    canonical,
-    prepare,
-)
+from mixerloop.data.prepare import _alone_in, _sample, prepare
 from mixerloop.data.sentencepiece_tokenizer import train_tokenizer
 from mixerloop.data.shards import TokenSplit, read_manifest, token_dtype, verify, write_shard
 from mixerloop.data.sources import Source, SourceFile, text_files
+from mixerloop.data.splitting import WORD_MARK, Settings, canonical, hash_of
 from mixerloop.data.tokenizer_files import open_tokenizer
 from mixerloop.files import file_sha256, write_file
 
@@ -54,7 +48,7 @@ def write_jsonl(path, texts):
 
 def run(source, folder, tokenizer_path, *, workers=1, **settings):
     if not any(file.split for file in source.files):
-        settings.setdefault("held_out_share", 0.01)
+        settings.setdefault("held_out_share", 0.0)
     if tokenizer_path is None:
         settings.setdefault("vocab_size", 300)
     return prepare(
@@ -149,6 +143,22 @@ def test_small_files_leave_their_share_of_the_sample_to_large_ones(tmp_path):
     source = text_files([large, *small], [])
     sampled = sum(map(len, _sample(source, Settings(held_out_share=0.0))))
     assert sampled == 50 * 4 + sum(len(story(n, 100_000)) for n in range(4))
+
+
+def test_a_tokenizer_is_trained_on_training_blocks_only(tmp_path):
+    (tmp_path / "a.txt").write_text("\n\n".join(story(n) for n in range(30)))
+    blocks = Settings(block_characters=200, held_out_below=2**63)
+    source = text_files([tmp_path / "a.txt"], [])
+    sampled = set(map(canonical, _sample(source, blocks)))
+    everything = Settings(block_characters=200, held_out_below=0)
+    assert 0 < len(sampled) < len(list(_sample(source, everything)))
+    assert all(hash_of(text) >= 2**63 for text in sampled)
+
+
+def test_held_out_files_that_repeat_the_training_files_are_refused(tmp_path, tokenizer_path):
+    train, again = (write_jsonl(tmp_path / f"{n}.jsonl", [story(1)]) for n in "ab")
+    with pytest.raises(ValueError, match="is empty or also in training; hold out other files"):
+        run(text_files([train], [again]), tmp_path / "out", tokenizer_path)
 
 
 def test_empty_files_are_no_trouble(tmp_path, tokenizer_path):

@@ -13,7 +13,7 @@ from mixerloop.cli.subject_options import where_kept
 from mixerloop.config import Documents
 from mixerloop.files import json_text
 from mixerloop.progress_line import ProgressLine, counting
-from mixerloop.results import Estimate, encode
+from mixerloop.results import PointEstimate, encode, estimate_text
 from mixerloop.schedule import num_passes_of
 from mixerloop.text_tables import print_table, table_of
 
@@ -164,27 +164,26 @@ class HeldOutNLL(Evaluating):
         _show_nll(str(self.run_path), result)
         most = num_passes_of(subject.schedule)
         for number, nll in result.by_passes.items():
-            print(f"after {number} of {most} passes: NLL {_interval(nll.nll)}")
+            print(f"after {number} of {most} passes: NLL {estimate_text(nll.nll, '.4f')}")
         for warning in result.warnings:
             print(f"warning: {warning}")
         print(where_kept(subject, result))
 
 
-def _interval(estimate: Estimate) -> str:
-    return f"{estimate.value:.4f} [{estimate.lower:.4f}, {estimate.upper:.4f}]"
-
-
 def _show_nll(run: str, result: "NllResult") -> None:
     counts = f"{result.tokens:,} tokens of {result.documents:,} documents"
     print(f"{run}, schedule {result.schedule}: {counts}")
-    print(f"NLL            {_interval(result.nll)} nats per token")
+    print(f"NLL            {estimate_text(result.nll, '.4f')} nats per token")
     if result.bits_per_byte is not None:
-        print(f"bits per byte  {_interval(result.bits_per_byte)}")
-    print(f"most likely    {_interval(result.accuracy)} of the tokens")
+        print(f"bits per byte  {estimate_text(result.bits_per_byte, '.4f')}")
+    print(f"most likely    {estimate_text(result.accuracy, '.4f')} of the tokens")
     table = table_of("tokens before", "NLL", "95 % interval")
     for at in result.by_position:
         place = f"{at.first:,}" if at.first == at.last else f"{at.first:,} to {at.last:,}"
-        table.add_row(place, f"{at.nll.value:.4f}", f"{at.nll.lower:.4f} to {at.nll.upper:.4f}")
+        interval = "no interval"
+        if not isinstance(at.nll, PointEstimate):
+            interval = f"{at.nll.lower:.4f} to {at.nll.upper:.4f}"
+        table.add_row(place, f"{at.nll.value:.4f}", interval)
     print_table(table)
 
 

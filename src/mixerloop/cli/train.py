@@ -35,6 +35,7 @@ examples:
   mixerloop train nano-stdlib --from runs/short --schedule "2x(A F) 2x(A4 F)"
   torchrun --nproc-per-node 8 -m mixerloop train 15m-climbmix
 """
+PROMPT_TOKENS, PROMPT_WORDS = 16, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +142,20 @@ def _say(run: Path, outcome: "Outcome", last: "Metrics | None", *, as_json: bool
             f"{run}: {outcome.step:,} steps, {last.tokens:,} tokens, loss {last.loss:.4f}, "
             f"held-out NLL {last.held_out_nll:.4f}"
         )
-        has_tokenizer = runs.tokenizer_file(outcome.checkpoint) is not None
-        prompt = '--prompt "def"' if has_tokenizer else "--prompt-tokens 1 2 3"
-        print(f"next: mixerloop generate {shlex.quote(str(run))} {prompt}")
+        print(f"next: mixerloop generate {shlex.quote(str(run))} {_prompt(outcome.checkpoint)}")
+
+
+def _prompt(checkpoint: Path) -> str:
+    """A prompt for the model of a checkpoint: the first words of its held-out text, or tokens."""
+    from mixerloop.data.shards import TokenSplit
+    from mixerloop.data.tokenizer_files import tokenizer_in
+
+    tokenizer, config = tokenizer_in(checkpoint), configs.load(checkpoint / runs.CONFIG)
+    if tokenizer is None or config.data is None:
+        return "--prompt-tokens 1 2 3"
+    tokens = TokenSplit(Path(config.data.path), "held_out")
+    text = tokenizer.decode(tokens.read(0, min(PROMPT_TOKENS, len(tokens))).tolist())
+    return f"--prompt {shlex.quote(' '.join(text.split()[:PROMPT_WORDS]) or 'The')}"
 
 
 def _command() -> str:

@@ -166,9 +166,10 @@ def held_out_text(split: TokenSplit, tokenizer: Tokenizer, *, context: int) -> H
         raise ValueError(f"context must be at least 1, got {context}")
     verify_split(split.folder, split.manifest, "held_out", bos_id=tokenizer.bos_id)
     starts = split.document_starts()
-    if len(starts) < 2:
+    if len(split) < 2:
         raise ValueError(
-            f"{split.folder}: {len(starts)} held-out documents give no interval; hold out more"
+            f"{split.folder}: {len(split)} held-out tokens, and none is predicted from another; "
+            "prepare data that holds out more"
         )
     ends = np.append(starts[1:], len(split))
     decoded = np.array(

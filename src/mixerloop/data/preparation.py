@@ -69,7 +69,7 @@ class TokensPreparation(Preparation):
     tokenizer: Path | None = None
     """A SentencePiece model, a tokenizer.json, or a folder with one; by default one is trained."""
     vocab_size: int | None = None
-    """Size of the tokenizer to train, 4,096 by default."""
+    """Size of the tokenizer to train, 4,096 by default, and less for a small text."""
     workers: int = WORKERS
     """Processes that tokenise; the result does not depend on their number."""
 
@@ -140,9 +140,10 @@ class TextPreparation(TokensPreparation):
     paths: tuple[Path, ...] = dataclasses.field(default=(), metadata={POSITIONAL: True})
     """Files, or folders that are searched for them."""
     held_out: tuple[Path, ...] = ()
-    """Files that are held out whole; without them, documents are held out by their hash."""
+    """Files that are held out whole and not trained on, even if a folder above names them too."""
     held_out_share: float | None = None
-    """Share of the documents that is held out by hash, 0.01 by default."""
+    """Share of the text to hold out: by default 0.01, and up to 0.1 of fewer than 1,000 documents,
+    which are held out in blocks."""
 
     def _prepare(self, out: Path, progress: Progress | None) -> Manifest:
         return prepare_text(

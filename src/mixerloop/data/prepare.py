@@ -15,7 +15,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -40,6 +40,7 @@ from mixerloop.data.shards import (
     write_shard,
 )
 from mixerloop.data.sources import Source, SourceFile, Split
+from mixerloop.data.splitting import Settings, canonical, documents_of, hash_of, split_of
 from mixerloop.data.tokenizer import Tokenizer
 from mixerloop.data.tokenizer_files import open_tokenizer, tokenizer_in
 from mixerloop.files import file_sha256, is_there, read_sealed, write_file, write_sealed
@@ -52,27 +53,9 @@ EXCLUDED = "excluded.docs"
 SMALLEST_PIECE, LARGEST_PIECE = 2**20, 2**26  # characters of text in a shard
 PIECES = 64  # the number of pieces to aim for, within those bounds
 SAMPLE_CHARACTERS = 2**24  # of training text for a tokenizer
-WORD_MARK = "\u2581"  # SentencePiece's sign for a space; it cannot tell this character from a space
 
 Progress = Callable[[str, int, int], None]
 """A function that is called with the name of the work, the units done, and all units."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Options of preparation; None where the source or a given tokenizer decides."""
-
-    held_out_share: float | None = None
-    """Share of documents held out by their hash, where files do not decide."""
-    vocab_size: int | None = None
-    """Size of the tokenizer to train; None if the caller gives a tokenizer."""
-
-    def __post_init__(self) -> None:
-        """Reject shares and sizes outside their range."""
-        if self.held_out_share is not None and not 0 <= self.held_out_share < 1:
-            raise ValueError(f"held-out share must be from 0 to 1, got {self.held_out_share}")
-        if self.vocab_size is not None and not 260 <= self.vocab_size <= 2**24:
-            raise ValueError(f"vocab size must be from 260 to 2^24, got {self.vocab_size}")
 
 
 @dataclass(frozen=True)
@@ -256,6 +239,11 @@ def _pieces(group: Group, piece_characters: int) -> Iterator[list[str]]:
         yield piece
 
 
+def _documents(texts: Iterable[str], split: Split | None, settings: Settings) -> Iterator[str]:
+    """The documents of texts of a source: each text as a whole, or its blocks."""
+    return (document for text in texts for document in documents_of(text, split, settings))
+
+
 # --- the tokenizer -------------------------------------------------------------------------------
 
 
@@ -310,10 +298,10 @@ def _sample(source: Source, settings: Settings) -> Iterator[str]:
     left = SAMPLE_CHARACTERS
     for index, file in enumerate(files):
         share = left // (len(files) - index)
-        for document in file.documents():
+        for document in _documents(file.documents(), file.split, settings):
             if share <= 0:
                 break
-            if _split_of(file.split, hash_of(canonical(document)), settings) == "train":
+            if split_of(file.split, hash_of(canonical(document)), settings) == "train":
                 yield document[:share]
                 left -= min(len(document), share)
                 share -= len(document)
@@ -486,7 +474,7 @@ class Worker:
         hashes: dict[Split, list[int]] = {"train": [], "held_out": []}
         text_bytes: dict[Split, int] = {"train": 0, "held_out": 0}
         empty = excluded = 0
-        for document in documents:
+        for document in _documents(documents, split, self.settings):
             text = canonical(document)
             if not text:
                 empty += 1
@@ -495,7 +483,7 @@ class Worker:
             if split == "held_out" and _contains(self.excluded, digest):
                 excluded += 1
                 continue
-            place = _split_of(split, digest, self.settings)
+            place = split_of(split, digest, self.settings)
             ids[place].append(np.array(self.tokenizer.encode(text), dtype=dtype))
             hashes[place].append(digest)
             text_bytes[place] += len(text.encode())
@@ -556,22 +544,6 @@ def _prepare_piece(documents: list[str], split: Split | None, group: int, index:
     _this_worker.prepare(documents, split, group, index)
 
 
-def canonical(document: str) -> str:
-    """The text of a document, stripped, with the word mark replaced by a space."""
-    return document.replace(WORD_MARK, " ").strip()
-
-
-def hash_of(text: str) -> int:
-    """A 64-bit hash of a document's text: its identity, which also decides its split."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def _split_of(split: Split | None, digest: int, settings: Settings) -> Split:
-    if split is not None:
-        return split
-    return "held_out" if digest < (settings.held_out_share or 0.0) * 2**64 else "train"
-
-
 def _contains(ordered: np.ndarray, value: int) -> bool:
     at = int(np.searchsorted(ordered, np.uint64(value)))
     return at < len(ordered) and int(ordered[at]) == value
@@ -598,6 +570,8 @@ def _finish(
     held_out = tuple(record.held_out for record in records if record.held_out is not None)
     if not train:
         raise ValueError("the source has no training document that is not empty")
+    if not held_out and settings.held_out_share != 0:
+        raise ValueError(_nothing_held_out(folder, settings))
     hashes = [
         digest for group in groups for digest in read_sealed(_begun_record(folder, group))["files"]
     ]
@@ -627,6 +601,14 @@ def _finish(
         held_out=held_out,
     )
     write_manifest(folder, manifest)
+
+
+def _nothing_held_out(folder: Path, settings: Settings) -> str:
+    if settings.held_out_share is None:
+        reason = "every held-out document is empty or also in training; hold out other files"
+    else:
+        reason = f"a share of {settings.held_out_share} holds out no document; give a larger one"
+    return f"{reason}, and remove {folder} first"
 
 
 def _clean(folder: Path) -> None:

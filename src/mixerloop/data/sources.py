@@ -63,11 +63,20 @@ class Source:
 
 
 def text_files(paths: list[Path], held_out_paths: list[Path]) -> Source:
-    """Files, or folders with files in them; `held_out_paths` are held out whole."""
-    files = [
-        *_files_in(paths, split="train" if held_out_paths else None),
-        *_files_in(held_out_paths, split="held_out"),
+    """Files, or folders with files in them; `held_out_paths` are held out whole.
+
+    A file that is also named to be held out is not in training.
+    """
+    held_out = _files_in(held_out_paths, split="held_out")
+    not_trained = {file.path.resolve() for file in held_out}
+    train = [
+        file
+        for file in _files_in(paths, split="train" if held_out else None)
+        if file.path.resolve() not in not_trained
     ]
+    if not train:
+        raise ValueError("every file is held out, so none is left to train on; name other files")
+    files = [*train, *held_out]
     by_name: dict[str, Path] = {}
     for file in files:
         if (first := by_name.setdefault(file.name, file.path)) is not file.path:

@@ -139,12 +139,23 @@ class TokenFolder:
             text_bytes = sum(shard.text_bytes for shard in shards_)
             ratio = f", {text_bytes / tokens:.2f} bytes per token" if tokens else ""
             lines.append(f"  {split:8} {tokens:>14,} tokens in {documents:,} documents{ratio}")
+        if (size := manifest.source.get("block_characters")) is not None:
+            lines.append(
+                f"  few documents: those from {2 * size:,} characters on were cut into blocks, and "
+                f"{self._held_out_share():.1%} of the text is held out"
+            )
         lines += [
             f"  left out: {count:,} {reason.replace('_', ' ')}"
             for reason, count in manifest.skipped.items()
             if count
         ]
         return lines
+
+    def _held_out_share(self) -> float:
+        """The share of the text, in bytes, that is held out."""
+        manifest = self.manifest
+        held_out = sum(shard.text_bytes for shard in manifest.held_out)
+        return held_out / (held_out + sum(shard.text_bytes for shard in manifest.train))
 
     def verify(self) -> str:
         """Hash every file again, and look for documents in both splits."""

@@ -64,7 +64,7 @@ class TokenWindows:
         if self.num_windows == 0:
             raise ValueError(
                 f"{tokens.folder}: {len(tokens):,} {tokens.split} tokens do not fill a window "
-                f"of {context:,}"
+                f"of {context:,}; take a smaller context, or prepare more {tokens.split} text"
             )
 
     def read(self, indices: Int[np.ndarray, " windows"]) -> Labelled:

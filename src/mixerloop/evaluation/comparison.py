@@ -52,15 +52,12 @@ def compare(
         raise ValueError("a comparison needs two runs or more")
     _check_different(runs)
     groups = group_by_architecture(runs) if arms is None else group_by_name(runs, arms)
-    units = {
-        name: [run.units[name] for run in runs]
-        for name in MEASURES
-        if all(name in run.units for run in runs)
-    }
+    units, not_compared = _units_of_all(runs)
     if not units:
         compared = [measure.name for measure in MEASURES.values() if measure.units is not None]
         raise ValueError(
-            "no measure was taken of all these runs; measure each of them by one of "
+            "; ".join(not_compared)
+            or "no measure was taken of all these runs; measure each of them by one of "
             f"{', '.join(compared)}"
         )
     scores: dict[str, Scores] = {}
@@ -73,7 +70,7 @@ def compare(
             _pair(first, second, scores, units, seed=seed)
             for first, second in combinations(groups, 2)
         ),
-        warnings=tuple(_common_warnings(runs, units)),
+        warnings=(*not_compared, *_common_warnings(runs, units)),
         provenance=result_provenance(seed=seed),
     )
     return judged_together([comparison])[0]
@@ -83,6 +80,24 @@ def _check_different(runs: Sequence[MeasuredRun]) -> None:
     for first, second in combinations(runs, 2):
         if (first.checkpoint, first.schedule) == (second.checkpoint, second.schedule):
             raise ValueError(f"{first.path} and {second.path} are the same model")
+
+
+def _units_of_all(
+    runs: Sequence[MeasuredRun],
+) -> tuple[dict[str, list[Units[Any]]], list[str]]:
+    """The units of each measure that all runs have, and why other such units are not compared."""
+    units: dict[str, list[Units[Any]]] = {}
+    not_compared = []
+    for name in MEASURES:
+        if not all(name in run.units for run in runs):
+            continue
+        reasons = [(run.path, run.units[name].not_compared_because()) for run in runs]
+        reason = next((f"{path}: {why}" for path, why in reasons if why), None)
+        if reason is None:
+            units[name] = [run.units[name] for run in runs]
+        else:
+            not_compared.append(reason)
+    return units, not_compared
 
 
 def _check_agree(

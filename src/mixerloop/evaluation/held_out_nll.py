@@ -86,4 +86,6 @@ def _held_out(subject: Subject, data: Prepared, context: int | None) -> HeldOut:
 def _warnings(nll: NllFigures) -> tuple[str, ...]:
     if nll.documents >= FEW_DOCUMENTS:
         return ()
+    if nll.documents == 1:
+        return ("a single held-out document gives no interval",)
     return (f"the intervals come from {nll.documents} documents; do not trust them far",)

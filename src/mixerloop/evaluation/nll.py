@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 
 from mixerloop.data.held_out import HeldOut
 from mixerloop.evaluation.nll_result import NllAtPositions, NllFigures
 from mixerloop.evaluation.scorer import Candidate, Scorer
 from mixerloop.intervals import bootstrap_ratio, estimate, resampled_ratios
+from mixerloop.results import Estimate, PointEstimate
 
 Progress = Callable[[int, int], None]
 """Called with the number of scored tokens and the total."""
@@ -60,32 +61,46 @@ def edges(context: int) -> np.ndarray:
 def summarise(sums: DocumentSums, held_out: HeldOut) -> NllFigures:
     """Turn the sums of documents into figures with intervals."""
     nats, tokens = sums.nats.sum(axis=1), sums.tokens.sum(axis=1)
-    replicates = resampled_ratios(sums.nats, sums.tokens)
     at = edges(held_out.context)
     places = [
-        NllAtPositions(
-            first=int(first),
-            last=int(last) - 1,
-            nll=estimate(float(value), drawn, over="documents"),
-        )
-        for first, last, value, drawn in zip(
-            at[:-1],
-            at[1:],
-            sums.nats.sum(axis=0) / np.maximum(sums.tokens.sum(axis=0), 1),
-            replicates.T,
-            strict=True,
-        )
-        if not np.isnan(drawn).all()
+        NllAtPositions(first=int(first), last=int(last) - 1, nll=nll)
+        for first, last, nll in zip(at[:-1], at[1:], _by_bin(sums), strict=True)
+        if nll is not None
     ]
     sizes = held_out.text_bytes
     bits = None
     if sizes is not None:
-        bits = bootstrap_ratio(nats / np.log(2), sizes, over="documents")
+        bits = _over_documents(nats / np.log(2), sizes)
     return NllFigures(
-        nll=bootstrap_ratio(nats, tokens, over="documents"),
+        nll=_over_documents(nats, tokens),
         bits_per_byte=bits,
-        accuracy=bootstrap_ratio(sums.right, tokens, over="documents"),
+        accuracy=_over_documents(sums.right, tokens),
         by_position=tuple(places),
         documents=held_out.num_documents,
         tokens=int(tokens.sum()),
     )
+
+
+def _by_bin(sums: DocumentSums) -> list[Estimate | PointEstimate | None]:
+    """The NLL in each bin of positions; None if no token is scored there."""
+    nats, tokens = sums.nats.sum(axis=0), sums.tokens.sum(axis=0)
+    values = nats / np.maximum(tokens, 1)
+    if len(sums.nats) < 2:
+        return [
+            PointEstimate(value=float(value), over="documents") if scored else None
+            for value, scored in zip(values, tokens, strict=True)
+        ]
+    return [
+        None if np.isnan(drawn).all() else estimate(float(value), drawn, over="documents")
+        for value, drawn in zip(values, resampled_ratios(sums.nats, sums.tokens).T, strict=True)
+    ]
+
+
+def _over_documents(
+    numerators: Real[np.ndarray, " documents"], denominators: Real[np.ndarray, " documents"]
+) -> Estimate | PointEstimate:
+    """Sum over sum, with an interval if there are two documents or more."""
+    if len(numerators) < 2:
+        value = float(numerators.sum() / denominators.sum())
+        return PointEstimate(value=value, over="documents")
+    return bootstrap_ratio(numerators, denominators, over="documents")

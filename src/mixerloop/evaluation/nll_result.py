@@ -12,7 +12,7 @@ from mixerloop.config import Documents
 from mixerloop.evaluation.units import RatioUnits, detail_lines, finite
 from mixerloop.measures import MEASURES
 from mixerloop.parsing import one_line
-from mixerloop.results import Estimate, Result
+from mixerloop.results import Estimate, PointEstimate, Result
 
 FEW_DOCUMENTS = 20
 """An interval over fewer documents than this is not reliable."""
@@ -29,18 +29,18 @@ class NllAtPositions:
     """The first position of the range."""
     last: int
     """The last position of the range."""
-    nll: Estimate
+    nll: Estimate | PointEstimate
 
 
 @dataclass(frozen=True, kw_only=True)
 class NllFigures:
-    """Losses and accuracy of a model on held-out tokens."""
+    """Losses and accuracy of a model on held-out tokens; a single document gives no intervals."""
 
-    nll: Estimate
+    nll: Estimate | PointEstimate
     """Nats per token."""
-    bits_per_byte: Estimate | None
+    bits_per_byte: Estimate | PointEstimate | None
     """None for a synthetic task, which is not text."""
-    accuracy: Estimate
+    accuracy: Estimate | PointEstimate
     """The share of tokens that the model found most likely."""
     by_position: tuple[NllAtPositions, ...]
     documents: int
@@ -70,6 +70,17 @@ class DocumentUnits(RatioUnits):
         if (num_equal := equal_documents(self.denominators)) < FEW_DOCUMENTS:
             as_good = "" if num_equal > size - 1 else f", unequal ones: as good as {num_equal:.0f}"
             yield f"the intervals of the NLL come from {size} documents{as_good}"
+
+    def not_compared_because(self) -> str | None:
+        """A single document has no interval."""
+        if len(self.denominators) > 1:
+            return None
+        return (
+            "its NLL is of a single held-out document, which gives no interval; prepare two such "
+            "documents or more with the run's tokenizer (mixerloop data prepare text FILES "
+            "--held-out FILE FILE --tokenizer RUN --out DIR), and measure each run on them: "
+            "mixerloop evaluate nll RUN --data DIR"
+        )
 
 
 def equal_documents(tokens: Int[np.ndarray, " documents"]) -> float:
@@ -127,7 +138,7 @@ def read_nll_units(folder: Path, result: NllResult) -> DocumentUnits:
         except (KeyError, TypeError) as error:
             raise ValueError(f"line {number}: {one_line(error)}") from None
     agrees = (len(nats), sum(tokens)) == (result.documents, result.tokens)
-    if not agrees or sum(tokens) <= 0 or len(nats) < 2:
+    if not agrees or sum(tokens) <= 0:
         raise ValueError("its documents are not those of the result")
     return document_units(
         np.array(nats),

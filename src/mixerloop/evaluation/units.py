@@ -42,6 +42,10 @@ class Units(ABC, Generic[U]):
         """Why the units differ from those of the first run; the message ends before its path."""
         return None
 
+    def not_compared_because(self) -> str | None:
+        """Why these units give no comparison, and what does; None if they do."""
+        return None
+
     def warnings(self) -> Iterator[str]:
         """Warnings about comparisons on these units."""
         return iter(())

@@ -14,7 +14,7 @@ from mixerloop.reports.elements import Element, Findings, Paragraph, Table
 from mixerloop.reports.figure import Figure, Row, data, dressed, model_color
 from mixerloop.reports.student_t import over_runs
 from mixerloop.reports.study_results import ArmResults, PartResults
-from mixerloop.results import Estimate
+from mixerloop.results import Estimate, PointEstimate
 
 if TYPE_CHECKING:
     import altair as alt
@@ -168,7 +168,7 @@ def _gaps(family: Family) -> Iterator[Row]:
             }
 
 
-def _nll(arm: ArmResults, index: int) -> Estimate | None:
+def _nll(arm: ArmResults, index: int) -> Estimate | PointEstimate | None:
     for result in arm.runs[index].results.values():
         if isinstance(result, NllResult):
             return result.nll

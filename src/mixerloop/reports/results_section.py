@@ -16,7 +16,14 @@ from mixerloop.reports.elements import Element, Findings, Table
 from mixerloop.reports.student_t import over_runs, share_over_runs
 from mixerloop.reports.study_results import ArmResults, PartResults
 from mixerloop.reports.task_section import by_difficulty
-from mixerloop.results import Estimate, PartialEstimate, Result, p_value_text
+from mixerloop.results import (
+    Estimate,
+    PartialEstimate,
+    PointEstimate,
+    Result,
+    estimate_text,
+    p_value_text,
+)
 from mixerloop.transport.result import TransportResult
 
 PAPERS_TYPE: dict[type[Result], str] = {
@@ -166,7 +173,7 @@ def _accuracy(arm: ArmResults, hops: int) -> str:
         for hop in result.accuracy_by_hop
         if hop.hops == hops
     ]
-    return _shown(share_over_runs(accuracies), ".3f") if accuracies else ""
+    return estimate_text(share_over_runs(accuracies), ".3f") if accuracies else ""
 
 
 def _core(scores: Sequence[Estimate | None]) -> str:
@@ -219,15 +226,11 @@ def partly_over_runs(estimates: Sequence[PartialEstimate], how: str) -> str:
     return shown_over_runs([estimate for estimate in defined if estimate is not None], how)
 
 
-def shown_over_runs(estimates: Sequence[Estimate], how: str) -> str:
+def shown_over_runs(estimates: Sequence[Estimate | PointEstimate], how: str) -> str:
     """The mean over runs with its interval, in the format `how`; empty without runs."""
     if not estimates:
         return ""
-    return _shown(over_runs(estimates), how)
-
-
-def _shown(mean: Estimate, how: str) -> str:
-    return f"{mean.value:{how}} [{mean.lower:{how}}, {mean.upper:{how}}]"
+    return estimate_text(over_runs(estimates), how)
 
 
 def _pairs_table(part: PartResults, comparison: Comparison) -> Table:

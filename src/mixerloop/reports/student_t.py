@@ -3,8 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
-from mixerloop.results import Estimate
+from mixerloop.results import Estimate, PointEstimate
+
+E = TypeVar("E", bound=Estimate | PointEstimate)
 
 QUANTILES = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179),
@@ -29,7 +32,7 @@ def mean_and_interval(values: Sequence[float]) -> Estimate:
     return Estimate(value=mean, lower=mean - half, upper=mean + half, over="seeds")
 
 
-def over_runs(estimates: Sequence[Estimate]) -> Estimate:
+def over_runs(estimates: Sequence[E]) -> E | Estimate:
     """The mean over several seeds with its interval; for a single seed, its own estimate."""
     if len(estimates) == 1:
         return estimates[0]
