@@ -108,6 +108,8 @@ class Provenance:
     """Fingerprint of the prepared data, or a description of drawn data."""
     bundle: str | None = None
     """Fingerprint of CORE's tasks."""
+    corrections: str | None = None
+    """Fingerprint of the corrected answers of CORE; None for the answers of the bundle."""
     tokenizer: str | None = None
     """Fingerprint of the tokenizer."""
     draw_seed: int | None = None

@@ -14,8 +14,11 @@ from command_line import mixerloop, refused
 from mixerloop.data.sentencepiece_tokenizer import train_tokenizer
 from mixerloop.evaluation.core import asking
 from mixerloop.evaluation.core.answer_folder import AnswerFolder
+from mixerloop.evaluation.core.bundle import Bundle
+from mixerloop.evaluation.core.corrections import question_hash
+from mixerloop.evaluation.core.tasks import MultipleChoice
 from mixerloop.evaluation.looped_scorer import LoopedScorer
-from mixerloop.files import seal_folder
+from mixerloop.files import file_sha256, seal_folder
 from saved_results import as_printed
 from small_model import model_file, training_file
 
@@ -65,6 +68,27 @@ def core(run, *arguments):
             cwd=run.parent,
         ).stdout
     )
+
+
+def test_corrected_answers_are_named_and_never_mixed_with_others(run):
+    first = Bundle(BUNDLE).examples(Bundle(BUNDLE).choose(("colours",))[0])[0]
+    assert isinstance(first, MultipleChoice)
+    corrections = {"colours": {question_hash(first): (first.gold + 1) % 4}}
+    (run.parent / "right.json").write_text(json.dumps({"about": "a test", "gold": corrections}))
+    plain = core(run)
+    corrected = core(run, "--corrected", "right.json", "--out", "corrected")
+    assert corrected["corrected"] == {"colours": 1}
+    assert plain["corrected"] == {}
+    assert "answers were corrected: 1 of colours" in corrected["not_comparable_because"]
+    sha256 = file_sha256(run.parent / "right.json")
+    assert corrected["settings"]["corrections"] == corrected["provenance"]["corrections"] == sha256
+    assert plain["settings"]["corrections"] is plain["provenance"]["corrections"] is None
+    again = ("evaluate", "core", "run", "--bundle", BUNDLE, "--corrected", "right.json")
+    assert "holds answers with corrections None" in refused(*again, cwd=run.parent)
+    one_pass = ("--schedule", "mixer_loop(1)", "--out", "one")
+    core(run, *one_pass)
+    said = refused("evaluate", "compare", "corrected", "one", cwd=run.parent)
+    assert f"measured with corrections None, and of corrected with {sha256}" in said
 
 
 def test_one_held_out_document_gives_a_number_and_two_give_a_comparison(run):

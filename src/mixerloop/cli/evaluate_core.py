@@ -24,6 +24,7 @@ public bundle is downloaded. Scores are fractions in JSON, times 100 in the tabl
 examples:
   mixerloop evaluate core RUN
   mixerloop evaluate core RUN --bundle eval_bundle.tar.xz --tasks copa piqa
+  mixerloop evaluate core RUN --corrected answers.json --out corrected
   mixerloop evaluate core RUN --limit 50 --verify-sharing --out quick-look --json
 """
 
@@ -44,6 +45,8 @@ class Core(Evaluating):
     """Run every sequence whole instead of running shared prefixes once."""
     verify_sharing: bool = False
     """Score everything again with every sequence run whole, and count the decisions that differ."""
+    corrected: Path | None = None
+    """A file of corrected answers; such a score is not comparable with other scores."""
     replace: bool = False
     """Delete saved answers that were made with other settings."""
 
@@ -62,6 +65,7 @@ class Core(Evaluating):
             plain=self.plain,
             verify_sharing=self.verify_sharing,
             replace=self.replace,
+            corrected=self.corrected,
             progress=line and (lambda progress: line.show(*progress.parts, share=progress.share)),
         )
         if line is not None:

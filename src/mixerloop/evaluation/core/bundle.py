@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
+from mixerloop.evaluation.core.corrections import Corrections
 from mixerloop.evaluation.core.tasks import Example, Task, read_examples, read_tasks
 from mixerloop.parsing import suggest
 
@@ -45,6 +46,9 @@ Download = Callable[[str, Path], None]
 class Bundle:
     """The tasks, examples and random baselines of a bundle."""
 
+    corrections: Corrections | None = None
+    """The right answers to some questions; None for the bundle as it is."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self._read = _folder(path) if path.is_dir() else _archive(path)
@@ -58,9 +62,25 @@ class Bundle:
         )
 
     def examples(self, task: Task) -> list[Example]:
-        """All examples of a task, in the order of its file."""
+        """All examples of a task, in the order of its file; wrong answers are corrected."""
         name = _dataset(task)
-        return read_examples(self._file(name), task.kind, f"{self.path}: {name}")
+        examples = read_examples(self._file(name), task.kind, f"{self.path}: {name}")
+        if self.corrections is None:
+            return examples
+        return self.corrections.apply(task.label, examples)
+
+    def correct(self, corrections: Corrections) -> dict[str, int]:
+        """Correct answers from now on; returns the number of corrected examples of each task."""
+        self.corrections = None
+        tasks = self.choose(tuple(corrections.gold))
+        before = {task.label: self.examples(task) for task in tasks}
+        self.corrections = corrections
+        return {
+            task.label: sum(
+                old != new for old, new in zip(before[task.label], self.examples(task), strict=True)
+            )
+            for task in tasks
+        }
 
     def fingerprint(self) -> str:
         """The sha256 of tasks, examples and baselines, the same for a folder and an archive."""

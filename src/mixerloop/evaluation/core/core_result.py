@@ -1,6 +1,6 @@
 """CORE as a result: accuracies, centered scores and their means, with intervals over examples."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mixerloop.evaluation.core.metric import Guess, Version
 from mixerloop.results import Estimate, Result
@@ -27,6 +27,8 @@ class CoreSettings:
     """The number of examples of each task; None for all examples."""
     plain: bool
     """Whether every sequence is scored whole, without shared prefixes."""
+    corrections: str | None = None
+    """Fingerprint of the corrected answers; None for the answers of the bundle."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,3 +93,5 @@ class CoreResult(CoreFigures, Result):
     decisions_differing: int | None
     """Decisions that differ if every sequence is scored whole; None if not measured."""
     settings: CoreSettings
+    corrected: dict[str, int] = field(default_factory=dict)
+    """Examples whose answer was corrected, by task."""

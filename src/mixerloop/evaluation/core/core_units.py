@@ -9,14 +9,14 @@ from jaxtyping import Bool
 
 from mixerloop.evaluation.comparison_result import TaskPart
 from mixerloop.evaluation.core.answer_folder import SETTINGS, read_answers
-from mixerloop.evaluation.core.core_result import CoreResult
+from mixerloop.evaluation.core.core_result import CoreResult, CoreSettings
 from mixerloop.evaluation.core.metric import VERSIONS, Version, all_centered, core, manipulation
 from mixerloop.evaluation.core.resampling import resampled_accuracies
 from mixerloop.evaluation.difference import Scores
 from mixerloop.evaluation.units import Units
 from mixerloop.files import read_sealed
 from mixerloop.measures import MEASURES
-from mixerloop.results import encode
+from mixerloop.results import decode
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class CoreUnits(Units["CoreUnits"]):
 def read_core_units(folder: Path, result: CoreResult) -> CoreUnits:
     """Read the answers of a result; they must have its settings and its number of examples."""
     answers = MEASURES["core"].details_in(folder)
-    if read_sealed(answers / SETTINGS) != encode(result.settings):
+    if decode(CoreSettings, read_sealed(answers / SETTINGS)) != result.settings:
         raise ValueError("its answers have other settings")
     tasks = result.tasks
     right = {
@@ -121,6 +121,7 @@ def read_core_units(folder: Path, result: CoreResult) -> CoreUnits:
             "bundle": settings.bundle,
             "context": settings.context,
             "limit": settings.limit,
+            "corrections": settings.corrections,
             "compute_dtype": settings.compute_dtype,
         },
         right=right,

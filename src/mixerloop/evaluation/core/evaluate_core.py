@@ -9,6 +9,7 @@ from mixerloop.evaluation.core.answer_folder import AnswerFolder
 from mixerloop.evaluation.core.asking import LEAST_CONTEXT, AskedTask, answers, asked, blocks
 from mixerloop.evaluation.core.bundle import find_bundle
 from mixerloop.evaluation.core.core_result import CoreResult, CoreSettings
+from mixerloop.evaluation.core.corrections import read_corrections
 from mixerloop.evaluation.core.questions import Encode
 from mixerloop.evaluation.core.scores import summarise
 from mixerloop.evaluation.looped_scorer import scorer_of
@@ -63,13 +64,15 @@ def evaluate_core(
     plain: bool = False,
     verify_sharing: bool = False,
     replace: bool = False,
+    corrected: Path | None = None,
     progress: Progress | None = None,
 ) -> CoreResult:
     """Answer the tasks, resuming from saved answers, and save the result.
 
     `find_bundle` chooses the default of `bundle`. `plain` scores every sequence whole.
     `verify_sharing` scores every sequence both ways and counts the decisions that differ.
-    `replace` deletes saved answers that have other settings.
+    `replace` deletes saved answers that have other settings. `corrected` names a file of corrected
+    answers (`corrections.py`), which are then scored and shown as shots.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
@@ -91,6 +94,8 @@ def evaluate_core(
             f"{subject.folder}: its tokenizer has no start token, and CORE's prompts begin with one"
         )
     opened = find_bundle(bundle)
+    corrections = None if corrected is None else read_corrections(corrected)
+    num_corrected = {} if corrections is None else opened.correct(corrections)
     asking = [asked(opened, task, limit=limit) for task in opened.choose(tasks)]
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
@@ -105,6 +110,7 @@ def evaluate_core(
             context=context,
             limit=limit,
             plain=plain,
+            corrections=None if corrections is None else corrections.fingerprint,
         )
         saved.open(settings, opened.tasks, replace=replace or subject.overwrite)
         evaluation = _Evaluation(saved, asking, tokenizer.encode_all, context, progress)
@@ -118,13 +124,21 @@ def evaluate_core(
         differing = None
         if verify_sharing:
             differing = evaluation.differing(scorer_of(subject, share_prefixes=False))
-    figures = summarise(opened, finished, all_answers, works, context=context)
+    num_corrected = {label: num_corrected[label] for label in works if label in num_corrected}
+    figures = summarise(
+        opened, finished, all_answers, works, context=context, corrected=num_corrected
+    )
     result = CoreResult(
         **subject.heading(),
         **vars(figures),
         decisions_differing=differing,
         settings=settings,
-        provenance=subject.provenance(bundle=settings.bundle, tokenizer=settings.tokenizer),
+        corrected=num_corrected,
+        provenance=subject.provenance(
+            bundle=settings.bundle,
+            corrections=settings.corrections,
+            tokenizer=settings.tokenizer,
+        ),
     )
     detail_files = {
         f"{folder.name}/{label}.jsonl": work.answers_sha256 for label, work in works.items()

@@ -24,6 +24,8 @@ from mixerloop.intervals import estimate
 from mixerloop.paper import CORE_CONTEXT, CORE_MANIPULATION, CORE_UPPER
 from mixerloop.results import Estimate
 
+NOTHING: Mapping[str, int] = {}
+
 
 def summarise(
     bundle: Bundle,
@@ -32,8 +34,12 @@ def summarise(
     works: Mapping[str, Work],
     *,
     context: int,
+    corrected: Mapping[str, int] = NOTHING,
 ) -> CoreFigures:
-    """Compute all figures from the answers to the tasks in `asked`."""
+    """Compute all figures from the answers to the tasks in `asked`.
+
+    `corrected` has the number of examples of each task whose answer was corrected.
+    """
     right = {
         label: np.array([[answer.right] for answer in of_task])
         for label, of_task in answers.items()
@@ -73,7 +79,7 @@ def summarise(
             else estimate(subset, drawn_subset, over="examples")
         )
         guess_core[version] = _guess_core(guesses, baselines[version]) if is_whole else None
-    reasons = _reasons(asked, context=context)
+    reasons = _reasons(asked, context=context, corrected=corrected)
     return CoreFigures(
         core_v1=cores["v1"],
         manipulation_v1=manipulations["v1"],
@@ -98,7 +104,7 @@ def _guess_core(guesses: Mapping[str, Guess], baselines: Mapping[str, float]) ->
     )
 
 
-def _reasons(asked: list[AskedTask], *, context: int) -> list[str]:
+def _reasons(asked: list[AskedTask], *, context: int, corrected: Mapping[str, int]) -> list[str]:
     """Reasons why a result is not comparable with published results."""
     reasons = []
     labels = {of_task.task.label for of_task in asked}
@@ -108,6 +114,9 @@ def _reasons(asked: list[AskedTask], *, context: int) -> list[str]:
         reasons.append(f"{len(others)} tasks are not CORE's")
     if limited := sum(of_task.limited for of_task in asked):
         reasons.append(f"{limited} tasks were limited, and with them the examples shown as shots")
+    if corrected:
+        tasks = ", ".join(f"{number} of {label}" for label, number in corrected.items())
+        reasons.append(f"answers were corrected: {tasks}")
     if context != CORE_CONTEXT:
         reasons.append(f"the context was {context:,} tokens, not {CORE_CONTEXT:,}")
     return reasons
