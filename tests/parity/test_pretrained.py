@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 import needs
+from command_line import mixerloop
 from mixerloop import runs
 from mixerloop.interop.conversion import export_run, import_run
 from mixerloop.interop.loading import load_any, open_subject
@@ -20,7 +21,9 @@ from mixerloop.interop.parents import open_parent
 from mixerloop.model.decoding import advance, start
 from mixerloop.notation import resolve
 from mixerloop.ops.precision import compute_in
+from mixerloop.training.fresh_run import init_run
 from mixerloop.transport.measurement import Looking, measure_transport
+from small_model import model_file
 from training_sessions import go, twelve_steps, with_train
 
 TRANSFORMERS = needs.package("transformers").mark
@@ -518,6 +521,27 @@ def test_types_of_one_matrix_are_widened_and_other_types_are_rejected(tmp_path):
         ValueError, match=r"wide: model\.layers\.0\.self_attn\.q_proj\.weight is F64"
     ):
         import_run(tmp_path / "wide", tmp_path / "other")
+
+
+def test_values_that_are_not_finite_are_counted_by_name(tmp_path):
+    llama = llama_tensors()
+    llama["model.norm.weight"][3] = torch.inf
+    llama["model.layers.0.self_attn.k_proj.weight"][0, :2] = torch.nan
+    write_folder(tmp_path / "theirs", llama, LLAMA)
+    said = mixerloop("import", "theirs", "--out", "run", cwd=tmp_path).stderr
+    assert said == (
+        "warning: values that are NaN or infinite: 1 of final_norm.weight; "
+        "2 of layers.0.mixer.qkv_proj.weight\n"
+    )
+    (tmp_path / "small.toml").write_text(model_file())
+    init_run(str(tmp_path / "small.toml"), tmp_path / "fresh")
+    export_run(tmp_path / "fresh", tmp_path / "ours")
+    weights = load_file(tmp_path / "ours" / "model.safetensors")
+    weights["model.norm.weight"][3] = torch.nan
+    save_file(weights, tmp_path / "ours" / "model.safetensors")
+    (tmp_path / "ours" / "contents.json").unlink()
+    again = import_run(tmp_path / "ours", tmp_path / "again")
+    assert again.not_finite == {"final_norm.weight": 1}
 
 
 def test_a_missing_shard_is_named(tmp_path):

@@ -5,15 +5,21 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from mixerloop import machine, runs
 from mixerloop.benchmarking.decode_speed import bench_decode
 from mixerloop.benchmarking.prefill_speed import bench_prefill
 from mixerloop.benchmarking.settings import DecodeSettings, PrefillSettings
 from mixerloop.description import describe, description_text
+from mixerloop.evaluation.held_out_nll import evaluate_nll
+from mixerloop.evaluation.hops_accuracy import evaluate_hops
+from mixerloop.evaluation.task_accuracy import evaluate_task
 from mixerloop.installation import inspect_installation, installation_text
 from mixerloop.interop.conversion import export_run, import_run
 from mixerloop.interop.loading import open_subject
@@ -26,6 +32,9 @@ from mixerloop.training.fresh_run import init_run
 from mixerloop.training.position import POSITION
 from mixerloop.training.run_table import runs_text
 from mixerloop.training.status import list_runs
+from mixerloop.transport import routing
+from mixerloop.transport.measurement import Looking, measure_transport
+from mixerloop.transport.routing import measure_routing
 from small_model import model_file, training_file
 
 UNKNOWN: Any = "rey"
@@ -171,3 +180,26 @@ def test_a_cell_process_says_in_one_line_what_is_wrong(tmp_path):
     assert ended.stdout == ""
     (line,) = ended.stderr.splitlines()
     assert line.startswith("mixerloop: nowhere.toml: cannot read this study")
+
+
+TWO_WINDOWS = Looking(windows=2, positions=2)
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        evaluate_nll,
+        evaluate_hops,
+        evaluate_task,
+        partial(measure_transport, looking=TWO_WINDOWS),
+        partial(measure_transport, looking=replace(TWO_WINDOWS, removal=True)),
+        partial(generate, prompt=[1, 2], sampling=Sampling(temperature=0)),
+        partial(measure_routing, looking=TWO_WINDOWS),
+    ],
+)
+def test_numbers_that_are_not_finite_are_an_error_of_their_own(hops_run, measure, monkeypatch):
+    subject = open_subject(hops_run, device="cpu", keep=False)
+    subject.model.embedding.weight = nn.Parameter(torch.full((12, 16), torch.nan))
+    monkeypatch.setattr(routing, "repeated_layers", lambda *_: {})  # this model has no experts
+    with pytest.raises(FloatingPointError, match="not finite; are the weights"):
+        measure(subject)

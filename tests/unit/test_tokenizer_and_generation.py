@@ -129,7 +129,7 @@ def test_one_seed_gives_one_text_and_greedy_follows_the_parallel_forward(tiny):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nothing_is_drawn_from_logits_that_are_not_finite(temperature):
     logits = torch.tensor([[0.0, float("nan")]])
-    with pytest.raises(ValueError, match="the logits are not finite"):
+    with pytest.raises(FloatingPointError, match="the logits are not finite"):
         draw(logits, Sampling(temperature=temperature), Draws("test"))
 
 

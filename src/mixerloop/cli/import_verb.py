@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from mixerloop.files import json_text
+from mixerloop.progress_line import to_stderr
 
 HELP = """Make a run from a pretrained folder of `transformers`, a GGUF file, or our own export.
 
@@ -45,6 +46,7 @@ class Import:
     def run(self) -> None:
         """Make the run and print its schedule, or JSON."""
         from mixerloop.interop.conversion import import_run
+        from mixerloop.interop.pretrained import listed
 
         made = import_run(
             self.folder,
@@ -54,6 +56,9 @@ class Import:
             tokenizer=self.tokenizer,
             ignore_keys=self.ignore_keys,
         )
+        if made.not_finite:
+            counts = [f"{number:,} of {name}" for name, number in made.not_finite.items()]
+            to_stderr(f"warning: values that are NaN or infinite: {listed(counts)}\n")
         if self.json:
             print(json_text({**asdict(made), "run": str(made.run)}), end="")
         else:

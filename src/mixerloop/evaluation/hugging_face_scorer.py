@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from mixerloop.evaluation.scorer import Candidate, TokenScores, batches_by_length, padded
+from mixerloop.ops.precision import check_finite
 
 BATCH_TOKENS = 2048
 """A limit on memory, because all logits of a batch exist at once."""
@@ -56,6 +57,5 @@ def _scores(logits: torch.Tensor, candidate: Candidate) -> TokenScores:
     chosen = logits[start - 1 : stop - 1].double()
     labels = torch.from_numpy(candidate.tokens[start:]).to(chosen.device)
     losses = torch.nn.functional.cross_entropy(chosen, labels, reduction="none")
-    if not losses.isfinite().all():
-        raise ValueError("the losses are not finite, so nothing is scored; are the weights?")
+    check_finite(losses, what="losses")
     return TokenScores(losses.cpu().numpy(), chosen.argmax(-1).cpu().numpy())

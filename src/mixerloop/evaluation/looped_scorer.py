@@ -29,7 +29,7 @@ from mixerloop.evaluation.scorer import (
 )
 from mixerloop.model.decoding import DecodeState, feed, side_by_side, start
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.ops.precision import compute_in
+from mixerloop.ops.precision import check_finite, compute_in
 from mixerloop.ops.workers import map_on_cores
 from mixerloop.schedule import Schedule
 from mixerloop.subject import Subject
@@ -216,8 +216,7 @@ class LoopedScorer:
         if self._afterwards:
             (chosen,) = self._model.walk(chosen[None], self._afterwards).residual
         losses, most_likely = self._model.token_nll(chosen, targets)
-        if not losses.isfinite().all():
-            raise ValueError("the losses are not finite, so nothing is scored; are the weights?")
+        check_finite(losses, what="losses")
         parts = (
             np.split(x.cpu().numpy(), np.cumsum(sizes)[:-1]) for x in (losses.double(), most_likely)
         )

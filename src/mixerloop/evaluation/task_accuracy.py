@@ -15,7 +15,7 @@ from mixerloop.data.tasks.task import NUM_SEQUENCES as SEQUENCES_OF_SPLIT
 from mixerloop.data.tasks.task import Task
 from mixerloop.evaluation.task_result import GroupAccuracy, TaskResult, sequence_details
 from mixerloop.intervals import bootstrap_ratio
-from mixerloop.ops.precision import compute_in
+from mixerloop.ops.precision import check_finite, compute_in
 from mixerloop.subject import Subject
 
 BATCH = 256
@@ -147,6 +147,5 @@ def _model_answers(
     positions = torch.from_numpy(task.answer_positions() - 1).to(device)
     inputs = torch.from_numpy(tokens[:, :-1]).to(device)
     logits = logits_at(inputs, positions=positions)
-    if not logits.isfinite().all():
-        raise ValueError("the logits are not finite, so nothing is answered; are the weights?")
+    check_finite(logits, what="logits")
     return logits[..., : task.num_answers].argmax(-1).cpu().numpy()

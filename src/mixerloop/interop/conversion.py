@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from mixerloop.interop.imported import imported_file
 from mixerloop.interop.loading import Loaded, load_any
 from mixerloop.interop.pretrained import (
     Correspondence,
+    counting_not_finite,
     family_of,
     opened_files,
     write_tensors,
@@ -51,6 +52,8 @@ class ImportedRun:
     schedule: str
     unused: tuple[str, ...] = ()
     """Tensors of the folder that our model does not need; they are kept for an export."""
+    not_finite: Mapping[str, int] = field(default_factory=dict)
+    """How many values are NaN or infinite, in each of our tensors that has any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,15 +123,16 @@ def _import(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         schedule=notation(config.model.occurrences()),
     )
+    not_finite: dict[str, int] = {}
     write_weights: Callable[[Path], None]
     if (family := family_of(imported)) is None:
         whole, _ = read_exported(folder, schedule=schedule, ignore=ignore)
-        write_weights = partial(_write_released_weights, whole)
+        write_weights = partial(_write_released_weights, whole, not_finite)
     else:
         found = Correspondence(family, config.model, imported)
         with naming_folder(source), opened_files(weight_files(folder)) as tensors:
             made = replace(made, unused=tuple(found.check(tensors)))
-        write_weights = partial(_write_pretrained_weights, folder, found, made.unused)
+        write_weights = partial(_write_pretrained_weights, folder, found, made.unused, not_finite)
     make_run(
         out,
         config,
@@ -137,18 +141,24 @@ def _import(
         imported=imported,
         facts={"seed": None, "imported": str(source), "forms": model.forms()},
     )
-    return made
+    return replace(made, not_finite=not_finite)
 
 
-def _write_released_weights(model: LoopedLM, checkpoint: Path) -> None:
-    save_tensors(checkpoint / WEIGHTS, model.state_dict())
+def _write_released_weights(model: LoopedLM, not_finite: dict[str, int], checkpoint: Path) -> None:
+    save_tensors(
+        checkpoint / WEIGHTS, dict(counting_not_finite(model.state_dict().items(), not_finite))
+    )
 
 
 def _write_pretrained_weights(
-    folder: Path, found: Correspondence, unused: Collection[str], checkpoint: Path
+    folder: Path,
+    found: Correspondence,
+    unused: Collection[str],
+    not_finite: dict[str, int],
+    checkpoint: Path,
 ) -> None:
     with opened_files(weight_files(folder)) as tensors:
-        found.write_ours(checkpoint / WEIGHTS, tensors)
+        found.write_ours(checkpoint / WEIGHTS, tensors, not_finite)
         if unused:
             header = {name: (tensors.dtype(name), tensors.shape(name)) for name in unused}
             kept = ((name, tensors.load(name)) for name in unused)

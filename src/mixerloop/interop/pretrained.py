@@ -7,7 +7,7 @@ another.
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import reduce
@@ -159,11 +159,11 @@ class Correspondence:
             for ours, parts in self.pieces().items()
         }
 
-    def write_ours(self, path: Path, tensors: FileTensors) -> None:
-        """Write a file with our tensors, in the types that theirs have."""
+    def write_ours(self, path: Path, tensors: FileTensors, not_finite: dict[str, int]) -> None:
+        """Write a file with our tensors, in the types that theirs have; fill `not_finite`."""
         shapes = self.shapes()
         header = {name: (dtype, shapes[name]) for name, dtype in self.dtypes(tensors).items()}
-        write_tensors(path, self.all_joined(tensors), header)
+        write_tensors(path, counting_not_finite(self.all_joined(tensors), not_finite), header)
 
     def split(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Their tensors from ours."""
@@ -180,6 +180,17 @@ class Correspondence:
                         f"{self.family.model_type} folder has no place for them"
                     )
         return theirs
+
+
+def counting_not_finite(
+    tensors: Iterable[tuple[str, Tensor]], not_finite: dict[str, int]
+) -> Iterator[tuple[str, Tensor]]:
+    """Pass tensors on; `not_finite` gets the number of NaN and infinite values of each, if any."""
+    for name, tensor in tensors:
+        finite = tensor.isfinite()
+        if not finite.all():
+            not_finite[name] = int((~finite).sum())
+        yield name, tensor
 
 
 def _joined(tensors: FileTensors, parts: tuple[Piece, ...], shape: tuple[int, ...]) -> Tensor:

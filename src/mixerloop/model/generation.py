@@ -11,7 +11,7 @@ from mixerloop.config import ComputeDtype, check_seed
 from mixerloop.draws import Draws
 from mixerloop.model.decoding import advance, prefill, start
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.ops.precision import compute_in
+from mixerloop.ops.precision import check_finite, compute_in
 from mixerloop.schedule import Schedule
 
 MOST_TOKENS = 10**9
@@ -80,8 +80,7 @@ def draw(
     logits: Float[Tensor, "batch vocab"], sampling: Sampling, draws: Draws
 ) -> Int[Tensor, " batch"]:
     """One token per row."""
-    if not logits.isfinite().all():
-        raise ValueError("the logits are not finite, so nothing can be drawn; are the weights?")
+    check_finite(logits, what="logits")
     if sampling.temperature == 0:
         return logits.argmax(-1)
     below_best = logits.double() - logits.max(-1, keepdim=True).values

@@ -4,6 +4,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,6 +47,12 @@ def compute_in(dtype: ComputeDtype, device_type: str) -> AbstractContextManager[
     """Projections run in this type inside the block."""
     one_of(ComputeDtype, dtype, "compute type")
     return torch.autocast(device_type, torch.bfloat16) if dtype == "bfloat16" else nullcontext()
+
+
+def check_finite(*numbers: Tensor | np.ndarray, what: str) -> None:
+    """Raise FloatingPointError, which ends a command with exit code 1, unless all are finite."""
+    if not all(bool(torch.as_tensor(part).isfinite().all()) for part in numbers):
+        raise FloatingPointError(f"the {what} are not finite; are the weights?")
 
 
 def product_dtype(x: Tensor) -> torch.dtype:

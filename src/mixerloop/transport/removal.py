@@ -17,12 +17,11 @@ from torch import Tensor
 from mixerloop.config import ComputeDtype
 from mixerloop.data.windows import DrawnWindows
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.ops.precision import compute_in
+from mixerloop.ops.precision import check_finite, compute_in
 from mixerloop.ops.workers import map_on_cores
 from mixerloop.schedule import Occurrence, Schedule
 from mixerloop.transport.executor import shared_residuals
 from mixerloop.transport.policies import Policy, intact, skipped, swapped
-from mixerloop.transport.trajectories import check_finite
 from mixerloop.transport.windows import Batch, batches_of
 
 Removal = Literal["skip", "ffn_off", "swap_order"]
@@ -94,7 +93,7 @@ def removal_costs(
             ]
 
     for here, by_policy in map_on_cores(costs_of, batches_of(windows, device), device=device):
-        check_finite(*by_policy)
+        check_finite(*by_policy, what="logits")
         nll[:, here] = by_policy
     costs: dict[Removal, Costs] = {}
     at = 0

@@ -16,7 +16,7 @@ from mixerloop.data.windows import Draw
 from mixerloop.intervals import bootstrap_ratio
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.model.sublayer import RoutedFFN
-from mixerloop.ops.precision import compute_in
+from mixerloop.ops.precision import check_finite, compute_in
 from mixerloop.results import Estimate
 from mixerloop.schedule import Schedule
 from mixerloop.subject import Subject
@@ -109,7 +109,7 @@ def routes_of(
         if isinstance(layer.ffn, RoutedFFN)
     ]
     try:
-        model.walk(model.embed(tokens), schedule)
+        check_finite(model.walk(model.embed(tokens), schedule).residual, what="residuals")
     finally:
         for handle in handles:
             handle.remove()

@@ -13,7 +13,7 @@ from torch import Tensor
 from mixerloop.config import ComputeDtype
 from mixerloop.data.windows import DrawnWindows
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.ops.precision import compute_in
+from mixerloop.ops.precision import check_finite, compute_in
 from mixerloop.ops.workers import map_on_cores
 from mixerloop.schedule import Schedule
 from mixerloop.transport.executor import shared_residuals
@@ -81,7 +81,7 @@ def measure(
     batches = batches_of(windows, device, windows_at_once)
     for here, by_layer in map_on_cores(sums_of, batches, device=device):
         for row, (count, sums) in enumerate(zip(counts, by_layer, strict=True)):
-            check_finite(sums.gram, sums.target_gains)
+            check_finite(sums.gram, sums.target_gains, what="logits")
             error = max(error, sums.intact_max_abs_error)
             gram[row, here, :count, :count] = sums.gram
             squares = np.diagonal(sums.gram, axis1=1, axis2=2)
@@ -91,12 +91,6 @@ def measure(
         if progress is not None:
             progress(here.stop, len(windows.tokens))
     return Trajectories(tuple(layers), tuple(counts), gram, effects, gains, flips, error)
-
-
-def check_finite(*numbers: np.ndarray) -> None:
-    """Raise if predictions led to numbers that are not finite."""
-    if not all(np.isfinite(array).all() for array in numbers):
-        raise ValueError("the logits are not finite, so nothing is measured; are the weights?")
 
 
 class _LayerSums(NamedTuple):
