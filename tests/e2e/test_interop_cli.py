@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -149,7 +150,14 @@ def test_what_cannot_be_converted_is_refused(place, arguments, named):
     assert not (place / "x").exists()
 
 
-def lm_eval(place, out, *arguments):
+def documented(run):
+    """The words after `python` of the command in the documentation, for our three tasks."""
+    page = (Path(__file__).parents[2] / "docs/interop.md").read_text().replace("\n", " ")
+    (command,) = re.findall(r"`python (-m mixerloop\.interop\.lm_eval [^`]*)`", page)
+    return command.replace("RUN", run).replace("TASK", ",".join(TASKS)).split()
+
+
+def lm_eval(place, out, *command):
     environment = {
         **{name: os.environ[name] for name in ("PATH",)},
         "OMP_NUM_THREADS": "1",
@@ -158,11 +166,9 @@ def lm_eval(place, out, *arguments):
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    program = (sys.executable, "-m", "mixerloop.interop.lm_eval")
-    asked = ("--tasks", ",".join(TASKS), "--include_path", "tasks")
-    asked += ("--output_path", out, "--log_samples")
+    files = ("--include_path", "tasks", "--output_path", out, "--log_samples")
     done = subprocess.run(
-        [*program, *arguments, *asked, "--device", "cpu", "--batch_size", "2"],
+        [sys.executable, *command, *files],
         cwd=place,
         capture_output=True,
         text=True,
@@ -175,6 +181,45 @@ def lm_eval(place, out, *arguments):
         samples = [json.loads(line) for line in path.read_text().splitlines()]
         found[task] = {one["doc_id"]: one["resps"] for one in samples}
     return found
+
+
+@needs.package("lm_eval").mark
+@pytest.mark.parametrize(
+    ("options", "device"),
+    [([], "auto"), (["--device", "cuda:0"], "cuda:0"), (["--device", "cpu"], "cpu")],
+)
+def test_the_documented_command_of_lm_eval_needs_no_device(options, device, tmp_path, monkeypatch):
+    adapter = needs.module("mixerloop.interop.lm_eval")
+    write_tasks(tmp_path)
+    chosen = []
+    simple_evaluate = "lm_eval.simple_evaluate"
+    monkeypatch.setattr(simple_evaluate, lambda *, device, **_: chosen.append(device))
+    monkeypatch.setattr(adapter, "run_program", lambda work: work())  # signals stay the tests' own
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    words = documented("run")[1:]
+    monkeypatch.setattr(sys, "argv", [*words, "--include_path", "tasks", *options])
+    adapter.main()
+    assert chosen == [device]
+
+
+@needs.package("lm_eval").mark
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("run=run,foo=3", "unknown argument foo; known: run, schedule, compute_dtype, max_length"),
+        ("run=run,shedule=no_loop", "unknown argument shedule; did you mean schedule?"),
+        ("schedule=no_loop", "name a run, as run=RUN"),
+        ("run=run,schedule=mixr_loop", "did you mean mixer_loop?"),
+        ("run=7", "7: there is no such run"),
+    ],
+)
+def test_lm_eval_is_told_what_is_wrong_with_its_arguments(arguments, said, place, monkeypatch):
+    monkeypatch.chdir(place)
+    model = needs.module("mixerloop.interop.lm_eval").MixerLoopLM
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        model.create_from_arg_string(arguments, {"device": "cpu", "batch_size": 1})
+    assert said in str(error.value)
 
 
 @pytest.mark.slow
@@ -196,8 +241,7 @@ def test_lm_eval_gives_one_score_both_ways_with_the_published_tokenizer(tmp_path
     check_lm_eval(tmp_path)
 
 
-def check_lm_eval(place):
-    """A run and its folder by our adapter, and the folder by lm-eval's own, answer alike."""
+def write_tasks(place):
     (place / "tasks").mkdir()
     rows = [
         {
@@ -213,9 +257,16 @@ def check_lm_eval(place):
         source = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}}}
         whole = {"task": name, "test_split": "test", **source, **task}
         (place / "tasks" / f"{name}.yaml").write_text(json.dumps(whole))  # JSON is YAML
-    ours = lm_eval(place, "ours", "--model", "mixerloop", "--model_args", "run=run")
-    folder = lm_eval(place, "folder", "--model", "mixerloop", "--model_args", "run=hf")
-    theirs = lm_eval(place, "theirs", "--model", "hf", "--model_args", "pretrained=hf")
+
+
+def check_lm_eval(place):
+    """A run and its folder by our adapter, and the folder by lm-eval's own, answer alike."""
+    write_tasks(place)
+    ours = lm_eval(place, "ours", *documented("run"))
+    folder = lm_eval(place, "folder", *documented("hf"), "--device", "cpu", "--batch_size", "2")
+    command = " ".join(documented("hf")).replace("--model mixerloop", "--model hf")
+    command = command.replace("run=hf", "pretrained=hf").split()
+    theirs = lm_eval(place, "theirs", *command, "--device", "cpu", "--batch_size", "2")
     assert ours == folder
     assert ours["going_on"] == theirs["going_on"]
     assert any(text for answers in ours["going_on"].values() for (text,) in answers)

@@ -3,6 +3,9 @@
 The harness does not look for models outside itself, so start it from here:
 
     python -m mixerloop.interop.lm_eval --model mixerloop --model_args run=RUN --tasks TASK
+
+The harness passes `cuda:0` where nobody named a device, on every machine. Started from here, our
+models choose the device themselves.
 """
 
 from collections.abc import Sequence
@@ -19,7 +22,8 @@ from mixerloop.interop.loading import load_any
 from mixerloop.model.device import find_device
 from mixerloop.model.generation import Sampling, generate
 from mixerloop.notation import resolve
-from mixerloop.parsing import one_of
+from mixerloop.parsing import one_line, one_of, suggest
+from mixerloop.program import run_program
 from mixerloop.subject import fitting_tokenizer
 
 try:
@@ -28,17 +32,25 @@ try:
     from lm_eval.api.registry import register_model
     from lm_eval.defaults import DEFAULT_MAX_LENGTH
     from lm_eval.models.utils import normalize_gen_kwargs
-    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+    from lm_eval.utils import (
+        get_rolling_token_windows,
+        make_disjoint_window,
+        simple_parse_args_string,
+    )
 except ModuleNotFoundError:
     missing = "mixerloop.interop.lm_eval needs lm-eval: pip install 'mixerloop[lm-eval]'"
     raise (SystemExit if __name__ == "__main__" else ImportError)(missing) from None
 
+NAME = "mixerloop"
+"""The name of our models in the harness."""
 DEFAULT_NEW_TOKENS = 256
 ASKED_AT_ONCE = 256
+MODEL_ARGUMENTS = ("run", "schedule", "compute_dtype", "max_length")
+"""The arguments of the model that a user gives; the harness has options for the others."""
 GENERATION_KEYS = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p"}
 
 
-@register_model("mixerloop")
+@register_model(NAME)
 class MixerLoopLM(TemplateLM):
     """The harness's interface to the model of a run, a checkpoint or an exported folder."""
 
@@ -54,9 +66,8 @@ class MixerLoopLM(TemplateLM):
     ) -> None:
         """The harness passes `batch_size`, which is ignored: the scorer chooses its own batches."""
         super().__init__()
-        name: Any = "auto" if device is None else device
-        torch_device = find_device(name, option="device")
-        loaded = load_any(Path(run))
+        torch_device = find_device("auto" if device is None else device, option="device")
+        loaded = load_any(Path(str(run)))  # the harness makes a number of run=1
         vocab_size = loaded.config.model.vocab_size
         self.text = fitting_tokenizer(loaded.folder, vocab_size=vocab_size)
         self.model = loaded.model.to(torch_device).eval()
@@ -65,6 +76,26 @@ class MixerLoopLM(TemplateLM):
         self.compute: ComputeDtype = one_of(ComputeDtype, compute_dtype, "compute type")
         self.max_length = int(max_length)
         self.scorer = LoopedScorer(self.model, schedule=self.walked, compute_dtype=self.compute)
+
+    @classmethod
+    def create_from_arg_string(
+        cls, arg_string: str, additional_config: dict[str, Any] | None = None
+    ) -> "MixerLoopLM":
+        """The model of `--model_args` as text."""
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> "MixerLoopLM":
+        """The model of `--model_args`; an argument that it does not have is an error."""
+        for name in arg_dict:
+            if name not in MODEL_ARGUMENTS:
+                known = suggest(name, MODEL_ARGUMENTS)
+                raise ValueError(f"model_args: unknown argument {one_line(name)}; {known}")
+        if "run" not in arg_dict:
+            raise ValueError("model_args: name a run, as run=RUN")
+        return super().create_from_arg_obj(arg_dict, additional_config)
 
     @property
     def eot_token_id(self) -> int:
@@ -179,10 +210,24 @@ def _candidate(context: list[int], continuation: list[int], most: int) -> Candid
     return Candidate(np.array(whole, dtype=np.int64), start)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the harness on the arguments of this process; an error is one line."""
     import lm_eval.models  # noqa: F401  # lm_eval registers its own models only if no model is registered
-    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.__main__ import HarnessCLI, setup_logging
 
     import mixerloop.interop.hf  # noqa: F401  # so that --model hf can read exported folders
 
-    cli_evaluate()
+    def evaluate() -> None:
+        harness = HarnessCLI()
+        arguments = harness.parse_args()
+        is_ours = getattr(arguments, "model", None) == NAME
+        if is_ours and arguments.device is None and arguments.config is None:
+            arguments.device = "auto"
+        harness.execute(arguments)
+
+    setup_logging()
+    run_program(evaluate)
+
+
+if __name__ == "__main__":
+    main()
