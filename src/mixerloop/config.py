@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import tomli_w
 
 from mixerloop import catalog
+from mixerloop.files import read_file
 from mixerloop.kinds import (
     KINDS,
     LARGEST_SIZE,
@@ -519,10 +520,9 @@ def load(
     `overrides` say only what is different.
     """
     path = catalog.config_file(path)
+    content = read_file(path)
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path}: cannot read this config: {error.strerror}") from None
+        data = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a config in TOML: {one_line(error)}") from None
     try:

@@ -195,6 +195,8 @@ def readable_size(num_bytes: int) -> str:
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
     """Lock a run against other writers inside the block; the lock ends with the process."""
+    if (run / LOCK).exists():
+        check_is_file(run / LOCK)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     with open(run / LOCK, "a+", opener=lambda path, _: os.open(path, flags, 0o644)) as file:
         deadline = time.monotonic() + LOCK_PATIENCE
@@ -328,8 +330,25 @@ def check_seal(folder: Path) -> None:
             raise ValueError(f"{file}: not in the checkpoint's list of files")
 
 
+def check_is_file(path: Path) -> None:
+    """Raise unless a path is a regular file: a FIFO or a device may never end."""
+    if not path.is_file():
+        problem = "not a file, or a link to none" if is_there(path) else "there is no such file"
+        raise ValueError(f"{path}: {problem}")
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a regular file; every problem is a ValueError that names the file."""
+    try:
+        check_is_file(path)
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+
+
 def file_sha256(path: Path) -> str:
     """The sha256 of a file's content in hexadecimal."""
+    check_is_file(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -340,13 +359,11 @@ def read_json(path: Path) -> Any:
 
 
 def _read_text_and_json(path: Path) -> tuple[str, Any]:
-    if not path.is_file():
-        problem = "not a file, or a link to none" if is_there(path) else "there is no such file"
-        raise ValueError(f"{path}: {problem}")
+    content = read_file(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = content.decode()
         return text, json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot read this file: {error}") from None
 
 

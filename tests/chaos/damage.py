@@ -1,5 +1,6 @@
 """The ways in which a file is damaged; the place inside the file is drawn from a seed."""
 
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -74,6 +75,12 @@ def _unreadable(file: Path, box: Path, draw: random.Random) -> list[Path]:
     return [file]
 
 
+def _fifo(file: Path, box: Path, draw: random.Random) -> list[Path]:
+    file.unlink()
+    os.mkfifo(file)
+    return [file]
+
+
 UNREADABLE = "unreadable"
 DAMAGES: dict[str, Damage] = {
     "truncate": _truncate,
@@ -85,6 +92,7 @@ DAMAGES: dict[str, Damage] = {
     "link": _link_to_moved,
     "dangling": _dangling_link,
     "loop": _looping_link,
+    "fifo": _fifo,
     UNREADABLE: _unreadable,
 }
 NEED_CONTENT = {"truncate", "empty", "flip"}

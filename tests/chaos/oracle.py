@@ -137,6 +137,8 @@ def _state(path: Path) -> State:
         return "link", os.fsencode(path.readlink())
     if path.is_dir():
         return "folder", b""
+    if path.is_fifo():
+        return "fifo", b""
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & stat.S_IRUSR:
         return "file", path.read_bytes()

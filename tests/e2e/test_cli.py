@@ -105,7 +105,7 @@ def test_generate_runs_another_schedule_in_bfloat16_only_when_asked(fresh):
         (["init", "nano", "--out", "x", "--seed", 2**64], "seed must be from 0"),
         (["init", "nano", "--out", "x", "--init", "xavier"], "unknown init rule 'xavier'"),
         (["init", "nano", "--out", "/proc/x"], "/proc/x: cannot be made"),
-        (["describe", "gone.toml"], "gone.toml: cannot read this config"),
+        (["describe", "gone.toml"], "gone.toml: there is no such file"),
         (["describe", "nano", "--picture", "gone/x.svg"], "there is no folder"),
         (["describe", "a\nb"], "unknown preset or config 'a b'"),
     ],

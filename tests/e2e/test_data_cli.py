@@ -65,7 +65,7 @@ def test_bad_input_gets_one_line(tmp_path, text_data):
         (["prepare", "stdlib", *out, "--held-out-share", 2], "held-out share must be from 0"),
         (["prepare", "stdlib", "--out", text_data], "already prepared"),
         (["prepare", "climbmix", "--out", text_data], "already prepared"),
-        (["prepare", "climbmix", *out, "--tokenizer", "gone"], "gone: there is no such tokenizer"),
+        (["prepare", "climbmix", *out, "--tokenizer", "gone"], "gone: there is no such file"),
         (
             ["prepare", "stdlib", *out, "--tokenizer", tokenizer, "--vocab-size", 300],
             "leave vocab_size out",

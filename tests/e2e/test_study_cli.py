@@ -202,7 +202,7 @@ def test_two_studies_make_one_report_without_a_cell_that_was_not_measured(copied
     ("arguments", "named"),
     [
         (["study"], "name a study, such as quick"),
-        (["study", "nowhere.toml"], "nowhere.toml: cannot read this study"),
+        (["study", "nowhere.toml"], "nowhere.toml: there is no such file"),
         (["study", "study.toml", "--cells", "3"], "cells are numbers from 1 to 2"),
         (["study", "status", "nowhere"], "nowhere: not the folder of a study"),
         (["report"], "name a study's folder, or runs"),

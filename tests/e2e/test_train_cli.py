@@ -116,7 +116,7 @@ def test_killed_at_random_moments_it_ends_in_the_same_bits():
     ("arguments", "parts"),
     [
         (["train"], ["name a config to train, or a run to go on with"]),
-        (["train", "nix.toml"], ["nix.toml: cannot read this config"]),
+        (["train", "nix.toml"], ["nix.toml: there is no such file"]),
         (["train", "--resume", "nix"], ["nix: there is no such run"]),
         (["train", "--resume", "x", "--out", "y"], ["leave --out out"]),
         (["train", "small.toml", "--out", "data"], ["data already exists", "--resume data"]),

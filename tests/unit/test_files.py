@@ -2,20 +2,29 @@
 
 import errno
 import json
+import os
+import signal
 import threading
 from pathlib import Path
 
 import pytest
 
+from mixerloop import config as configs
+from mixerloop.data.tokenizer_files import open_tokenizer
 from mixerloop.files import (
     check_space,
+    file_sha256,
+    locked,
     naming,
     new_folder,
+    read_json,
     read_sealed,
     readable_size,
     write_file,
     write_sealed,
 )
+from mixerloop.interop.conversion import import_run
+from mixerloop.studies.study import read_study
 
 VALUE = {"name": "nll", "value": 1.25, "interval": [1.0, 1.5], "none": None, "text": "é\n"}
 
@@ -113,6 +122,40 @@ def test_a_sealed_file_that_is_replaced_while_it_is_read_is_never_called_damaged
 def test_an_error_without_a_number_keeps_its_message():
     with pytest.raises(OSError, match="not a model of this library"), naming(Path("x")):
         raise OSError("not a model of this library")
+
+
+def import_beside(path):
+    """Import the folder of a transformers config."""
+    import_run(path.parent, path.parent / "run")
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("x.json", read_json),
+        ("x.json", file_sha256),
+        ("mine.toml", configs.load),
+        ("mine.toml", read_study),
+        ("tokenizer.model", open_tokenizer),
+        ("tokenizer.json", open_tokenizer),
+        ("words", open_tokenizer),
+        ("config.json", import_beside),
+        ("lock", lambda path: locked(path.parent).__enter__()),
+    ],
+)
+def test_a_file_that_never_ends_is_named_at_once(tmp_path, name, read):
+    def too_late(*_):
+        pytest.fail("waits for a FIFO")
+
+    before = signal.signal(signal.SIGALRM, too_late)
+    os.mkfifo(tmp_path / name)
+    signal.alarm(10)
+    try:
+        with pytest.raises(ValueError, match=rf"{name}: not a file"):
+            read(tmp_path / name)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_link_that_leads_back_to_itself_is_not_replaced(tmp_path):

@@ -179,7 +179,7 @@ def test_a_cell_process_says_in_one_line_what_is_wrong(tmp_path):
     assert ended.returncode == 2
     assert ended.stdout == ""
     (line,) = ended.stderr.splitlines()
-    assert line.startswith("mixerloop: nowhere.toml: cannot read this study")
+    assert line.startswith("mixerloop: nowhere.toml: there is no such file")
 
 
 TWO_WINDOWS = Looking(windows=2, positions=2)

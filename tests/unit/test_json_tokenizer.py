@@ -274,7 +274,7 @@ def test_the_kind_of_a_file_is_decided_by_its_suffix_or_else_by_its_content(
     (tmp_path / "second.txt").write_bytes(model)
     assert isinstance(open_tokenizer(tmp_path / "first"), JsonTokenizer)
     assert isinstance(open_tokenizer(str(tmp_path / "second.txt")), SentencePieceTokenizer)
-    with pytest.raises(ValueError, match="third: there is no such tokenizer file"):
+    with pytest.raises(ValueError, match="third: there is no such file"):
         open_tokenizer(tmp_path / "third")
 
 

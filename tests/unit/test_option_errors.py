@@ -210,4 +210,4 @@ for width in ("20", "1000"):
 def test_control_characters_and_broken_names_are_escaped_in_an_error(tmp_path):
     name = os.fsdecode(os.fsencode(tmp_path) + b"/a\x1b[31m\xff\xe2\x80\xae.toml")
     line = refused("describe", name, cwd=tmp_path)
-    assert "a\\x1b[31m\\udcff\\u202e.toml: cannot read this config" in line
+    assert "a\\x1b[31m\\udcff\\u202e.toml: there is no such file" in line

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from mixerloop import runs
 from mixerloop.data.special_tokens import NamedToken, config_text, named_token
-from mixerloop.data.tokenizer import Tokenizer, read_file
+from mixerloop.data.tokenizer import Tokenizer
+from mixerloop.files import read_file
 from mixerloop.parsing import one_line
 
 if TYPE_CHECKING:

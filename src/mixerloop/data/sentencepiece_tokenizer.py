@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from mixerloop import runs
-from mixerloop.data.tokenizer import Tokenizer, read_file
+from mixerloop.data.tokenizer import Tokenizer
+from mixerloop.files import read_file
 
 SENTENCE_CHARACTERS = 4096  # longer lines are cut before a tokenizer is trained on them
 

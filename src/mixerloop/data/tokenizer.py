@@ -6,7 +6,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from pathlib import Path
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decodes from bytes that are not yet a character
 
@@ -53,13 +52,6 @@ class Tokenizer(ABC):
     @abstractmethod
     def _decoded(self, ids: list[int]) -> str:
         """The text of token ids of the vocabulary."""
-
-
-def read_file(path: Path) -> bytes:
-    """The content of a tokenizer's file."""
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such tokenizer file")
-    return path.read_bytes()
 
 
 class TextStream:

@@ -6,8 +6,8 @@ from pathlib import Path
 from mixerloop import runs
 from mixerloop.data.json_tokenizer import JsonTokenizer
 from mixerloop.data.sentencepiece_tokenizer import SentencePieceTokenizer
-from mixerloop.data.tokenizer import Tokenizer, read_file
-from mixerloop.files import CONTENTS, is_there, sealed_files
+from mixerloop.data.tokenizer import Tokenizer
+from mixerloop.files import CONTENTS, is_there, read_file, sealed_files
 
 
 def open_tokenizer(path: Path | str) -> Tokenizer:

@@ -1,6 +1,5 @@
 """Convert folders of `transformers` to our models, and our models to such folders."""
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -146,8 +145,8 @@ def read_exported(
     """
     config = exported_model(folder, schedule=schedule, ignore=ignore)
     model = meta_model(config, form=form)
+    given = exported_config(folder)
     with naming_folder(folder):
-        given = exported_config(folder)
         if (family := family_of(given)) is not None:
             found = Correspondence(family, config, given)
             with opened_files(weight_files(folder)) as tensors:
@@ -177,8 +176,9 @@ def exported_model(
 ) -> ModelConfig:
     """Sizes and schedule of a folder's model, without its weights."""
     check_export(folder)
+    given = exported_config(folder)
     with naming_folder(folder):
-        has_residual, given = _has_residual(folder), exported_config(folder)
+        has_residual = _has_residual(folder)
     with naming_folder(folder / CONFIG):
         if (family := family_of(given)) is not None:
             return family.model_config(given, schedule=schedule, ignore=ignore)
@@ -190,14 +190,9 @@ def exported_model(
 
 def exported_config(folder: Path) -> dict[str, Any]:
     """The config.json of a folder of `transformers`."""
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{CONFIG}: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"{CONFIG}: not JSON: {error}") from None
+    config = read_json(folder / CONFIG)
     if not isinstance(config, dict):
-        raise ValueError(f"{CONFIG}: not an object")
+        raise ValueError(f"{folder / CONFIG}: not an object")
     return config
 
 

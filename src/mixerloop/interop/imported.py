@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import save
 
 from mixerloop import runs
-from mixerloop.files import is_there, json_text, read_json, sealed_files
+from mixerloop.files import is_there, json_text, read_file, read_json, sealed_files
 from mixerloop.interop.folders import exported_config, is_exported, naming_folder, weight_files
 from mixerloop.interop.pretrained import family_of, opened_files
 from mixerloop.parent_record import read_parent
@@ -45,7 +45,7 @@ def imported_files(folder: Path) -> dict[str, bytes]:
     if is_exported(folder):
         return _files_of_export(folder)
     found = {name: imported_file(folder, name) for name in (runs.IMPORTED, runs.IMPORTED_TENSORS)}
-    return {name: file.read_bytes() for name, file in found.items() if file is not None}
+    return {name: read_file(file) for name, file in found.items() if file is not None}
 
 
 def _files_of_export(folder: Path) -> dict[str, bytes]:

@@ -10,6 +10,7 @@ from typing import Any
 from mixerloop.config import BUDGETS, PRESETS, ComputeDtype, check_seed
 from mixerloop.data.preparation import Preparation, parse_preparation
 from mixerloop.data.tasks.registry import TASKS
+from mixerloop.files import read_file
 from mixerloop.kinds import LARGEST_SIZE
 from mixerloop.measures import MEASURES, measure_named
 from mixerloop.parsing import from_dict, one_line, suggest
@@ -141,11 +142,10 @@ class StudyFile:
 
 def read_study(path: Path) -> StudyFile:
     """Read a study file and run the checks that need no other file."""
+    content = read_file(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = content.decode()
         tables = tomllib.loads(text)
-    except OSError as error:
-        raise ValueError(f"{path}: cannot read this study: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a study in TOML: {one_line(error)}") from None
     try:
