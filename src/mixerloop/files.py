@@ -212,6 +212,29 @@ def locked(run: Path) -> Iterator[None]:
         yield
 
 
+class OpenFolder:
+    """A folder that is known again after it was moved."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def place(self) -> Path | None:
+        """Where the folder is now; None if it is gone. Only Linux knows the new place of it."""
+        for path in (self._path, Path(f"/proc/self/fd/{self._descriptor}")):
+            try:
+                if os.path.samestat(path.stat(), os.fstat(self._descriptor)):
+                    found = path if path is self._path else path.readlink()
+                    return found if found.exists() else None
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+        return None
+
+    def close(self) -> None:
+        """Close the folder."""
+        os.close(self._descriptor)
+
+
 def is_locked(run: Path) -> bool:
     """Whether a process is writing to a run."""
     if not (run / LOCK).is_file():

@@ -26,7 +26,7 @@ from pathlib import Path
 from mixerloop import machine
 
 LAZY = (
-    *("torch.utils.tensorboard", "tensorboard.summary.writer.event_file_writer"),
+    *("tensorboard.compat.proto.event_pb2", "tensorboard.summary.writer.record_writer"),
     *("sentencepiece", "zipfile", "tarfile", "yaml", "rich.table", "torch._dynamo"),
 )
 """Packages that verbs import when they run."""

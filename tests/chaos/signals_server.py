@@ -212,7 +212,7 @@ def import_everything() -> None:
     for module in pkgutil.walk_packages(mixerloop.__path__, "mixerloop."):
         if not module.name.startswith(NOT_IMPORTED):
             importlib.import_module(module.name)
-    for name in ("altair", "jinja2", "vl_convert", "torch.utils.tensorboard"):
+    for name in ("altair", "jinja2", "vl_convert", "tensorboard.summary.writer.record_writer"):
         importlib.import_module(name)
     from mixerloop.training import gemm_rate
 

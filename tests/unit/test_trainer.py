@@ -4,9 +4,11 @@ import itertools
 import json
 import math
 import os
+import re
 import resource
 import shutil
 import signal
+import sys
 import time
 from dataclasses import replace
 from itertools import accumulate
@@ -32,6 +34,7 @@ from mixerloop.training.optimizer import decays
 from mixerloop.training.parallel import Ranks
 from mixerloop.training.position import read_position
 from mixerloop.training.run_setup import begin, resumed_config
+from mixerloop.training.sessions import resume, train
 from mixerloop.training.status import find_runs, status
 from mixerloop.training.trainer import Clock, Trainer, open_data, step_seed
 from small_model import SMALL, small_config
@@ -338,6 +341,39 @@ def test_no_interrupt_loses_a_step_that_was_made(tmp_path, config):
     outcome = go(tmp_path / "run", config, watchers=[Watching(interrupt_twice)])
     assert (outcome.step, outcome.stopped_by) == (1, signal.SIGINT)
     assert sorted(runs.checkpoints(tmp_path / "run")) == [0, 1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux knows where a folder went")
+@pytest.mark.parametrize("at", [4, 6, 12])
+def test_a_run_that_is_moved_while_it_is_trained_is_saved_where_it_is(
+    tmp_path, config, whole, at, capfd
+):
+    def move(metrics):
+        if metrics.step == at:
+            (tmp_path / "run").rename(tmp_path / "moved")
+
+    said = f"run was moved to {tmp_path}/moved while it was trained; all steps are saved there"
+    watching = Watching(move)
+    with pytest.raises(ValueError, match=said):
+        train(config, tmp_path / "run", display=lambda _: watching)
+    assert not (tmp_path / "run").exists()
+    assert max(runs.checkpoints(tmp_path / "moved")) == at
+    assert capfd.readouterr().err == ""  # no thread printed a traceback
+    assert resume(tmp_path / "moved").outcome.finished
+    assert_same_run(contents(whole), contents(tmp_path / "moved"))
+
+
+def test_a_run_that_is_removed_while_it_is_trained_is_named(tmp_path, config, capfd):
+    def remove(metrics):
+        if metrics.step == 6:
+            shutil.rmtree(tmp_path / "run")
+
+    watching = Watching(remove)
+    said = "run is gone; was it moved or removed? the steps after step-4 are lost"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        train(config, tmp_path / "run", display=lambda _: watching)
+    assert not (tmp_path / "run").exists()
+    assert capfd.readouterr().err == ""
 
 
 def test_a_run_is_written_by_one_writer_at_a_time(tmp_path):

@@ -9,6 +9,7 @@ import torch
 from mixerloop import machine
 from mixerloop.config import DataConfig, RunConfig, TrainConfig
 from mixerloop.model.checkpoint import load_model
+from mixerloop.model.device import find_device
 from mixerloop.model.initialization import meta_model
 from mixerloop.ops import precision
 from mixerloop.training import gemm_rate as rates
@@ -157,3 +158,30 @@ def test_the_last_micro_batch_is_looked_at_too(config, tmp_path, restored_thread
     monkeypatch.setattr(trainers, "accumulate", recorded)
     trainer._core_share(Signals())
     assert sorted(sizes) == [2, 2, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("choice", "num_devices", "found"),
+    [
+        ("auto", 0, "cpu"),
+        ("auto", 2, "cuda"),
+        ("cpu", 2, "cpu"),
+        ("cuda", 1, "cuda"),
+        ("cuda:0", 1, "cuda:0"),
+        ("cuda:1", 2, "cuda:1"),
+        ("cuda", 0, "device = cuda, and torch finds no CUDA device here"),
+        ("cuda:0", 0, "device = cuda:0, and torch finds no CUDA device here"),
+        ("cuda:1", 1, "device = cuda:1, and torch finds one CUDA device here"),
+        ("cuda:", 1, "unknown device 'cuda:'; did you mean cuda?"),
+        ("cpu:0", 1, "unknown device 'cpu:0'; did you mean cpu?"),
+        ("mps", 1, "unknown device 'mps'"),
+    ],
+)
+def test_a_device_is_found_or_named(choice, num_devices, found, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_devices > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_devices)
+    if "device" in found:
+        with pytest.raises(ValueError, match=found.replace("?", r"\?")):
+            find_device(choice, option="device")
+    else:
+        assert find_device(choice, option="device") == torch.device(found)

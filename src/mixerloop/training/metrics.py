@@ -6,6 +6,8 @@ resumed. `timing.jsonl` holds the speed of each step, which differs from run to 
 
 import json
 import os
+import platform
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -121,29 +123,55 @@ class _JsonLinesFile:
 
 
 class TensorBoard:
-    """Writes event files; TensorBoard hides points after the step a run is resumed from."""
+    """Writes event files; TensorBoard hides points after the step a run is resumed from.
+
+    The writer of `torch` has a thread of its own, which opens the file again and again and prints
+    a traceback if that fails.
+    """
 
     def __init__(self, run: Path, *, start: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._writer = SummaryWriter(
-            str(run / runs.TENSORBOARD),
-            purge_step=start + 1,
-            flush_secs=FLUSH_SECONDS,
-        )
+        self._messages: Any = vars(event_pb2) | vars(summary_pb2)  # made when they are imported
+        folder = run / runs.TENSORBOARD
+        name = f"events.out.tfevents.{time.time_ns()}.{platform.node()}.{os.getpid()}"
+        self._path = folder / name
+        with naming(self._path):
+            folder.mkdir(exist_ok=True)
+            self._file = self._path.open("xb")
+        self._writer = RecordWriter(self._file)
+        self._add(file_version="brain.Event:2")
+        log = self._messages["SessionLog"]
+        self._add(step=start + 1, session_log=log(status=log.START))
+        self.flush()
+
+    def _add(self, **content: Any) -> None:
+        event = self._messages["Event"](wall_time=time.time(), **content)
+        with naming(self._path):
+            self._writer.write(event.SerializeToString())
 
     def step(self, metrics: Metrics, timing: Timing) -> None:
         """Add a point to each chart."""
-        for name, value in _charts(metrics, timing).items():
-            self._writer.add_scalar(name, value, metrics.step)
+        summary = self._messages["Summary"]
+        points = [
+            summary.Value(tag=name, simple_value=value)
+            for name, value in _charts(metrics, timing).items()
+        ]
+        self._add(step=metrics.step, summary=summary(value=points))
+        if time.monotonic() - self._flushed_at >= FLUSH_SECONDS:
+            self.flush()
 
     def flush(self) -> None:
         """Write buffered points to the event file."""
-        self._writer.flush()
+        with naming(self._path):
+            self._file.flush()
+        self._flushed_at = time.monotonic()
 
     def close(self) -> None:
         """Write buffered points and close the event file."""
-        self._writer.close()
+        with naming(self._path):
+            self._file.close()
 
 
 class WeightsAndBiases:

@@ -130,7 +130,7 @@ def _session(
         try:
             if not trainer.finished or trainer.began_unchecked:
                 provenance = note_session(run, trainer.config, ranks=ranks, step=trainer.step)
-                watchers.append(_DataNote(run, trainer, provenance))
+                watchers.append(_DataNote(trainer, provenance))
             if not trainer.finished and display is not None:
                 watchers.append(display(trainer))
             outcome = trainer.train(watchers, until=until)
@@ -183,8 +183,8 @@ class _DataNote:
     written.
     """
 
-    def __init__(self, run: Path, trainer: Trainer, provenance: dict[str, Any]) -> None:
-        self._run, self._trainer, self._is_noted = run, trainer, False
+    def __init__(self, trainer: Trainer, provenance: dict[str, Any]) -> None:
+        self._trainer, self._is_noted = trainer, False
         self._provenance = provenance
 
     def step(self, metrics: Metrics, timing: Timing) -> None:
@@ -193,8 +193,9 @@ class _DataNote:
     def flush(self) -> None:
         check = self._trainer.data_check
         if not self._is_noted and check is not None and check.is_complete:
-            note_data(self._run, self._provenance, check)
+            note_data(self._trainer.run, self._provenance, check)
             self._is_noted = True
 
     def close(self) -> None:
-        self.flush()
+        if self._trainer.run.is_dir():  # a run can be removed while it is trained
+            self.flush()

@@ -10,6 +10,7 @@ to be as they were prepared; a checkpoint that a signal asks for does not wait, 
 import hashlib
 import math
 import os
+import shlex
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -24,7 +25,7 @@ from mixerloop.data.batches import Batch, Batches
 from mixerloop.data.data_check import DataCheck
 from mixerloop.data.prepared import Prepared, open_prepared
 from mixerloop.data.windows import Windows
-from mixerloop.files import check_space
+from mixerloop.files import OpenFolder, check_space
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.checkpoint import load_model
 from mixerloop.ops.gated_delta_rule import choose_form
@@ -100,6 +101,7 @@ class Trainer:
         position = checkpoints.restore(folder, self.model, self.optimizer)
         if folder != runs.checkpoint_folder(run, position.step) or position.seed != train.seed:
             raise ValueError(f"{folder}: its position is not that of this run at this step")
+        self._moved_from: Path | None = None
         self.step, self.finished, self.newest = position.step, position.finished, folder
         self.began_unchecked = not position.data_checked
         self.data_check: DataCheck | None = None
@@ -151,7 +153,11 @@ class Trainer:
             stop=self.budget.steps or ENDLESS,
             stopped=received.__bool__,
         )
-        with closing(self._new_data_check()) as self.data_check, closing(batches):
+        with (
+            closing(self._new_data_check()) as self.data_check,
+            closing(batches),
+            closing(OpenFolder(self.run)) as self._folder,
+        ):
             if self.began_unchecked:
                 unreadable = self._finish_data_check(received)
                 if unreadable is not None:
@@ -209,12 +215,14 @@ class Trainer:
     def _next_batch(self, batches: Generator[Batch], received: Signals) -> Batch:
         """The next batch; raises on every rank if a rank has a signal, no batch or damaged data.
 
-        The cause of `StepStopped` is the error with which reading the batch failed.
+        The cause of `StepStopped` is the error with which reading the batch failed, or of a run
+        that was moved.
         """
-        batch = failure = None
+        batch, failure = None, self._moved()
         try:
-            with received.may_interrupt():
-                batch = next(batches, None)
+            if failure is None:
+                with received.may_interrupt():
+                    batch = next(batches, None)
         except (OSError, ValueError, MemoryError) as error:
             failure = error
         damage = None if self.data_check is None else self.data_check.damage
@@ -283,6 +291,25 @@ class Trainer:
             raise FloatingPointError(self._stopped_at(f"the held-out NLL is {nll}"))
         return nll
 
+    def _moved(self) -> ValueError | None:
+        """The error of a run that was moved; its files are then saved where it is now.
+
+        Raises if the run is gone. Only the first rank writes files, and looks.
+        """
+        place = self._folder.place() if self.ranks.is_first else self.run
+        if place is None:
+            lost = f"the steps after {self.newest.name} are lost"
+            raise ValueError(f"{self.run} is gone; was it moved or removed? {lost}")
+        if place != self.run:
+            self._moved_from = self._moved_from or self.run
+            self.run, self.newest = place, place / self.newest.relative_to(self.run)
+        if self._moved_from is None:
+            return None
+        return ValueError(
+            f"{self._moved_from} was moved to {self.run} while it was trained; all steps are saved "
+            f"there; go on: mixerloop train --resume {shlex.quote(str(self.run))}"
+        )
+
     def _save_before_stop(self, watchers: Sequence[Watcher], received: Signals) -> None:
         """Save the last whole step at once, whether the data was checked to its end or not."""
         if self.newest != runs.checkpoint_folder(self.run, self.step):
@@ -294,8 +321,10 @@ class Trainer:
         with self.clock.stopped():
             unreadable = self._finish_data_check(received) if waits_for_check else None
             self._check_weights()
-            for watcher in watchers:
-                watcher.flush()
+            moved = self.ranks.from_first(self._moved())
+            if moved is None:  # the files that watchers have open were moved too
+                for watcher in watchers:
+                    watcher.flush()
             if self.ranks.is_first:
                 check_space(self.run, self.num_parameters * BYTES_PER_PARAMETER)
             self.newest = checkpoints.save(
@@ -318,8 +347,8 @@ class Trainer:
             if self.ranks.is_first:
                 train = self.train_config
                 checkpoints.prune(self.run, keep_last=train.keep_last, keep_every=train.keep_every)
-        if unreadable is not None:
-            raise unreadable
+        if (problem := unreadable or moved) is not None:
+            raise problem
 
     def _finish_data_check(self, received: Signals) -> OSError | ValueError | None:
         """Wait for the check of the data; raises on every rank if a rank has damaged data.
