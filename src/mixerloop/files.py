@@ -14,6 +14,7 @@ import platform
 import re
 import secrets
 import shutil
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from mixerloop.messages import HARMFUL
 from mixerloop.parsing import from_dict
 
 CONTENTS = "contents.json"
@@ -84,8 +86,27 @@ def is_there(path: Path) -> bool:
     return os.path.lexists(path)
 
 
+def name_problem(path: Path | str) -> str | None:
+    """Why a path cannot be the name of a new file or folder; None if it can."""
+    text = str(path)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # in the locale C even an umlaut is not text
+        return f"not text in {sys.getfilesystemencoding()}, which this locale has for file names"
+    if HARMFUL.search(text) or "\n" in text or "\t" in text:
+        return "has a control character"
+    return None
+
+
+def check_name(path: Path) -> None:
+    """Raise unless a path can be the name of a new file or folder."""
+    if (problem := name_problem(path)) is not None:
+        raise ValueError(f"{path}: {problem}; choose another name")
+
+
 def check_is_new(path: Path) -> None:
-    """Raise if a path exists."""
+    """Raise if a path exists, or cannot be the name of a new folder."""
+    check_name(path)
     if is_there(path):
         raise _already_exists(path)
 

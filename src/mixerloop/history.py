@@ -13,6 +13,7 @@ from typing import Any
 
 from mixerloop import runs
 from mixerloop.files import CONTENTS, sealed_files, write_file
+from mixerloop.messages import shell_word
 
 FILES = (runs.METRICS, runs.TIMING)
 RESTORED = "was damaged; restored from"
@@ -30,7 +31,7 @@ def read_history(run: Path, name: str) -> list[Record]:
     if sealed is not None and not content.startswith(sealed):
         raise ValueError(
             f"{path}: is not the history that the newest checkpoint was written with; "
-            f"restore it: mixerloop train --resume {run}"
+            f"restore it: mixerloop train --resume {shell_word(run)}"
         )
     records = [_record(path, line) for line in _whole_lines(content)]
     _check_steps(path, records, least=newest)

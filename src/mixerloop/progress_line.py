@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from mixerloop.messages import shortened
+from mixerloop.messages import printable, shortened, shown
 
 DRAWN_SECONDS = 0.1
 """A terminal is redrawn no more often than this."""
@@ -23,7 +23,11 @@ LOG_SECONDS_VARIABLE = "MIXERLOOP_LOG_SECONDS"
 
 
 def to_stderr(text: str) -> None:
-    """Write text to stderr, if it can be written to."""
+    """Write text to stderr, if it can be written to; names in it move no cursor."""
+    _write(shown(text))
+
+
+def _write(text: str) -> None:
     try:
         if sys.stderr is not None:
             sys.stderr.write(text)
@@ -54,10 +58,10 @@ class ProgressLine:
         A terminal shows a bar for the share of the work that is done. A narrow terminal shows the
         first part and the last, and as many of the others as fit.
         """
-        now = time.monotonic()
+        now, parts = time.monotonic(), tuple(map(printable, parts))
         if self.is_terminal:
             if now - self._shown_at >= DRAWN_SECONDS or share == 1:
-                to_stderr(f"\r{_fitted(parts, share, _columns())}\033[K")
+                _write(f"\r{_fitted(parts, share, _columns())}\033[K")
                 ProgressLine._open = self
                 self._shown_at = now
         elif now - self._shown_at >= self._log_seconds:
@@ -66,8 +70,9 @@ class ProgressLine:
 
     def say(self, text: str) -> None:
         """Write a line that later progress does not replace."""
-        erased = "\r\033[K" if ProgressLine._open is not None else ""
-        to_stderr(f"{erased}{text}\n")
+        if ProgressLine._open is not None:
+            _write("\r\033[K")
+        to_stderr(f"{text}\n")
         ProgressLine._open = None
 
     def begin(self, text: str) -> None:

@@ -13,6 +13,7 @@ import sys
 
 TYPE_CHECKING = False  # `typing` takes longer to load than all else here
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
     from typing import TextIO
 
@@ -65,9 +66,15 @@ class Output(io.TextIOWrapper):
             line_buffering=descriptor == 2 or (like is not None and _is_prompt(like)),
         )
         self._descriptor, self._title = descriptor, name
+        self.shows: "Callable[[str], str]" = str
+        """What is written in place of a text; a program sets it once its options are parsed."""
 
     def write(self, text: str, /) -> int:
         """Write text; an OSError has the name of the stream as its filename."""
+        return self.write_exactly(self.shows(text))
+
+    def write_exactly(self, text: str) -> int:
+        """Write text as it is."""
         try:
             return super().write(text)
         except OSError as error:

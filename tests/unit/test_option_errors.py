@@ -10,6 +10,8 @@ from command_line import COMMAND, environment, refused
 from mixerloop.cli.main import Verb
 from mixerloop.cli.options import parse
 from mixerloop.cli.verb_tree import tree_of
+from mixerloop.files import check_is_new
+from mixerloop.messages import printable
 
 VAST = 10**30
 
@@ -205,6 +207,47 @@ for width in ("20", "1000"):
     assert os.environ["COLUMNS"] == width
 """
     subprocess.run([sys.executable, "-c", script], check=True, env=environment("."))
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("b\udcff", "not text in utf-8"),
+        ("a\nb", "has a control character"),
+        ("a\x1b[31mb", "has a control character"),
+        ("a\x9bb", "has a control character"),
+        ("a\u202eb", "has a control character"),
+    ],
+)
+@pytest.mark.parametrize(
+    "verb",
+    [["train", "nano-hops"], ["init", "nano"], ["study", "quick"], ["data", "prepare", "hops"]],
+)
+def test_a_new_name_that_cannot_be_typed_is_rejected_before_the_work(verb, name, problem, tmp_path):
+    line = refused(*verb, "--out", name, cwd=tmp_path)
+    assert line == f"mixerloop: --out {printable(repr(name))}: {problem_text(problem)}"
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match=problem):
+        check_is_new(tmp_path / name)
+
+
+def problem_text(problem):
+    where = ", which this locale has for file names" if "utf-8" in problem else ""
+    return f"{problem}{where}; choose another name"
+
+
+def test_in_the_locale_c_the_option_of_a_name_is_named(tmp_path):
+    ended = subprocess.run(
+        [*COMMAND, "train", "nano-hops", "--out", "ä"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**environment(tmp_path), "LC_ALL": "C", "PYTHONUTF8": "0"},
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("mixerloop: --out '")
+    assert "not text in" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
 
 
 def test_control_characters_and_broken_names_are_escaped_in_an_error(tmp_path):

@@ -13,6 +13,7 @@ from mixerloop.data.prepare import Progress
 from mixerloop.data.prepared import open_prepared, verify_prepared
 from mixerloop.data.tasks.registry import TASKS
 from mixerloop.data.tasks.task import Task, TaskSettings
+from mixerloop.messages import shell_word
 from mixerloop.progress_line import preparing_progress, says_how_to_resume
 
 HELP = """Prepare a corpus as verified shards, verify prepared data, or show samples of it.
@@ -82,7 +83,7 @@ class PrepareSource(preparation.Preparation):
             print(json.dumps(prepared.facts, indent=2))
         else:
             print("\n".join(prepared.lines))
-            print(f"next: mixerloop data show {self.out}")
+            print(f"next: mixerloop data show {shell_word(self.out)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from mixerloop.config import ComputeDtype, FormChoice
 from mixerloop.files import json_text
 from mixerloop.parsing import one_of
 from mixerloop.progress_line import to_stderr
+from mixerloop.start import Output
 
 if TYPE_CHECKING:
     from mixerloop.text_generation import Generated
@@ -91,7 +92,11 @@ class Generate:
 
 
 def _show(text: str) -> None:
-    sys.stdout.write(text)
+    """Print text of the model: a file gets it as it is, and a terminal no escape sequences."""
+    if isinstance(sys.stdout, Output) and not sys.stdout.isatty():
+        sys.stdout.write_exactly(text)
+    else:
+        sys.stdout.write(text)
     sys.stdout.flush()
 
 

@@ -7,6 +7,7 @@ import tyro
 
 from mixerloop.config import InitRule
 from mixerloop.files import json_text
+from mixerloop.messages import shell_word
 from mixerloop.parsing import one_of
 
 HELP = """Write a run with fresh random weights: the control for a trained run.
@@ -54,4 +55,4 @@ class Init:
             return
         prompt = '--prompt "Once"' if fresh.has_tokenizer else "--prompt-tokens 1 2 3"
         print(f"{fresh.run}: {fresh.parameters:,} fresh parameters, schedule {fresh.schedule}")
-        print(f"next: mixerloop generate {fresh.run} {prompt}")
+        print(f"next: mixerloop generate {shell_word(fresh.run)} {prompt}")

@@ -26,8 +26,10 @@ from mixerloop.cli import (
     transport,
 )
 from mixerloop.cli.options import VERSION, parse
+from mixerloop.messages import shown
 from mixerloop.plugins import load_plugins
 from mixerloop.program import run_program
+from mixerloop.start import Output
 
 Verb = (
     Annotated[describe.Describe, tyro.conf.subcommand("describe", description=describe.HELP)]
@@ -84,4 +86,6 @@ def _run() -> None:
     verb = parse(Verb, sys.argv[1:], about=HELP)
     machine.settle()
     load_plugins()
+    if isinstance(sys.stdout, Output):
+        sys.stdout.shows = shown  # names of files and models can hold escape sequences
     verb.run()

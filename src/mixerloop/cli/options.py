@@ -20,10 +20,13 @@ import tyro
 
 from mixerloop.cli.overview import PROGRAM, overview
 from mixerloop.cli.verb_tree import HELP, Option, Verb, tree_of
+from mixerloop.files import name_problem
 from mixerloop.parsing import one_line, suggest
 
 HELPS = ("-h", HELP)
 VERSION = "--version"
+OUT = "--out"
+"""The option of every verb that names a new file or folder."""
 COLUMNS, WIDE = "COLUMNS", "100000"
 """The width of a frame whose text is read: at 80 columns long words would be cut."""
 REJECTED = 2
@@ -103,6 +106,9 @@ def _check_values(verb: Verb, arguments: Sequence[str]) -> None:
     for given in _given(verb, arguments[len(verb.path) :]):
         if given.option is not None and (problem := _count_problem(given.option, given)):
             raise ValueError(f"{problem}; {_see(verb.path)}")
+        for value in given.values:
+            if given.name == OUT and (problem := name_problem(value)):
+                raise ValueError(f"{OUT} {one_line(repr(value))}: {problem}; choose another name")
 
 
 @dataclasses.dataclass

@@ -16,6 +16,7 @@ from mixerloop import runs
 from mixerloop.cli.overrides import Overrides, given
 from mixerloop.files import json_text
 from mixerloop.history import RESTORED
+from mixerloop.messages import printable, shell_word
 from mixerloop.progress_line import to_stderr
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ def _opened(parent: Path) -> "Parent":
 
 
 def _say(run: Path, outcome: "Outcome", last: "Metrics | None", *, as_json: bool) -> None:
+    name = printable(str(run))
     if as_json:
         facts = {
             "run": str(run),
@@ -133,16 +135,16 @@ def _say(run: Path, outcome: "Outcome", last: "Metrics | None", *, as_json: bool
         print(json_text(facts), end="")
     elif not outcome.finished:
         by = "" if outcome.stopped_by is None else f" by {signal.Signals(outcome.stopped_by).name}"
-        print(f"{run}: stopped{by} at step {outcome.step:,}, which is saved")
-        print(f"go on: {_command()} train --resume {shlex.quote(str(run))}")
+        print(f"{name}: stopped{by} at step {outcome.step:,}, which is saved")
+        print(f"go on: {_command()} train --resume {shell_word(run)}")
     elif last is None:
-        print(f"{run}: was finished already, at step {outcome.step:,}")
+        print(f"{name}: was finished already, at step {outcome.step:,}")
     else:
         print(
-            f"{run}: {outcome.step:,} steps, {last.tokens:,} tokens, loss {last.loss:.4f}, "
+            f"{name}: {outcome.step:,} steps, {last.tokens:,} tokens, loss {last.loss:.4f}, "
             f"held-out NLL {last.held_out_nll:.4f}"
         )
-        print(f"next: mixerloop generate {shlex.quote(str(run))} {_prompt(outcome.checkpoint)}")
+        print(f"next: mixerloop generate {shell_word(run)} {_prompt(outcome.checkpoint)}")
 
 
 def _prompt(checkpoint: Path) -> str:
@@ -155,7 +157,8 @@ def _prompt(checkpoint: Path) -> str:
         return "--prompt-tokens 1 2 3"
     tokens = TokenSplit(Path(config.data.path), "held_out")
     text = tokenizer.decode(tokens.read(0, min(PROMPT_TOKENS, len(tokens))).tolist())
-    return f"--prompt {shlex.quote(' '.join(text.split()[:PROMPT_WORDS]) or 'The')}"
+    words = [word for word in text.split() if word.isprintable() and not word.startswith("-")]
+    return f"--prompt {shlex.quote(' '.join(words[:PROMPT_WORDS]) or 'The')}"
 
 
 def _command() -> str:

@@ -5,6 +5,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from mixerloop.messages import printable
 from mixerloop.progress_line import LOG_SECONDS, is_terminal, to_stderr
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class CellLines:
 
     def heard(self, cell: "Cell", text: str) -> None:
         """Show a line that the process of a cell printed."""
-        at = heading(cell, self._num_cells)
+        at, text = printable(heading(cell, self._num_cells)), printable(text)
         with self._lock:
             if self._live is None:
                 self._log(at, text)

@@ -14,7 +14,8 @@ from mixerloop.data.batches import Batches
 from mixerloop.data.data_check import DataCheck
 from mixerloop.data.preparation import prepare_missing
 from mixerloop.data.prepared import Prepared, open_prepared
-from mixerloop.files import check_space, new_folder, write_file, write_sealed
+from mixerloop.files import check_name, check_space, new_folder, write_file, write_sealed
+from mixerloop.messages import shell_word
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import fresh_model, meta_model
 from mixerloop.model.looped_lm import LoopedLM
@@ -73,9 +74,10 @@ def begin(
     _, train = config.for_training()
     if run.exists():
         raise ValueError(
-            f"{run} already exists; go on with mixerloop train --resume {run}, or choose another "
-            "folder"
+            f"{run} already exists; go on with mixerloop train --resume {shell_word(run)}, or "
+            "choose another folder"
         )
+    check_name(run)
     frozen_names(meta_model(config.model), train.freeze)
     if parent is not None:
         fresh_names(config.model, parent)

@@ -10,7 +10,6 @@ to be as they were prepared; a checkpoint that a signal asks for does not wait, 
 import hashlib
 import math
 import os
-import shlex
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -26,6 +25,7 @@ from mixerloop.data.data_check import DataCheck
 from mixerloop.data.prepared import Prepared, open_prepared
 from mixerloop.data.windows import Windows
 from mixerloop.files import OpenFolder, check_space
+from mixerloop.messages import shell_word
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.checkpoint import load_model
 from mixerloop.ops.gated_delta_rule import choose_form
@@ -307,7 +307,7 @@ class Trainer:
             return None
         return ValueError(
             f"{self._moved_from} was moved to {self.run} while it was trained; all steps are saved "
-            f"there; go on: mixerloop train --resume {shlex.quote(str(self.run))}"
+            f"there; go on: mixerloop train --resume {shell_word(self.run)}"
         )
 
     def _save_before_stop(self, watchers: Sequence[Watcher], received: Signals) -> None:
