@@ -461,7 +461,7 @@ MAY_CHANGE = {
     *("train.parallel", "train.checkpoint_every", "train.keep_last", "train.keep_every"),
     *("train.tensorboard", "train.wandb"),
 }
-"""Keys that a resumed run may change: how and where it is computed and stored.
+"""Keys that say how and where a run is computed and stored; `may_change` has those of a model.
 
 Every other key decides what the run computes.
 """
@@ -482,6 +482,12 @@ class RunConfig:
         if self.train is None:
             raise ValueError("config: no train section; say how long: train.steps")
         return self.data, self.train
+
+
+def may_change(model: ModelConfig) -> set[str]:
+    """Keys that a resumed run of a model may change, and in which seeds of one model may differ."""
+    coupled = any(getattr(given, "couples_windows", False) for given in model.options.values())
+    return MAY_CHANGE - {"train.micro_batch"} if coupled else MAY_CHANGE
 
 
 def preset(name: str) -> ModelConfig:
@@ -662,7 +668,7 @@ def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
 def check_same_run(old: RunConfig, new: RunConfig, *, where: str) -> None:
     """Reject a config that changes what a resumed run computes; the error names the key."""
     for key, (before, after) in differences(old, new).items():
-        if key not in MAY_CHANGE:
+        if key not in may_change(old.model):
             raise ValueError(
                 f"{where}: {key} was {_said(before)} and would be {_said(after)}; it decides what "
                 "is computed, so start a new run to change it"

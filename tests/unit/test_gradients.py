@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import needs
+from mixerloop.config import may_change
 from mixerloop.data.batches import Batch
 from mixerloop.model.initialization import fresh_model
 from mixerloop.training.freezing import hold_what_never_runs
@@ -15,6 +16,7 @@ from mixerloop.training.gradients import Computation, accumulate, clip
 from mixerloop.training.loss import SummedLoss
 from mixerloop.training.optimizer import make_optimizer
 from mixerloop.training.parallel import ParallelLoss, Ranks
+from stacks import SIZES, STACKS, stack_config
 
 SAME = 1e-10  # float64, relative to the largest value: sums in another order
 CLIP = 0.1  # below the norm this gradient has
@@ -58,6 +60,17 @@ def test_one_by_eight_two_by_four_and_eight_by_one_are_the_same_update(tiny, bat
                 torch.testing.assert_close(
                     their[name], tensor, rtol=0, atol=SAME * largest, msg=name
                 )
+
+
+@pytest.mark.parametrize("stack", sorted(STACKS))
+def test_micro_batches_may_change_where_they_do_not_change_the_gradient(stack, batch):
+    """A balance loss is of all windows of a forward, not a mean over tokens."""
+    config, tokens = stack_config(stack), batch.inputs % SIZES["vocab_size"]
+    whole, ones = (
+        updated(config, batch_of(tokens, tokens), micro_batch=size)[1] for size in (8, 1)
+    )
+    is_same = all(torch.allclose(ones[name], whole[name], atol=SAME) for name in whole)
+    assert is_same == ("train.micro_batch" in may_change(config))
 
 
 def test_the_gradient_is_that_of_the_mean_cross_entropy(tiny, batch):

@@ -25,9 +25,8 @@ ONE_TASK_IS_MOST = 0.5
 """A warning names a task whose share of a difference is above this."""
 NAMED_TASKS = 5
 """Tasks that a warning lists by name."""
-ASIDE = {*configs.MAY_CHANGE, "train.seed", "train.form"}
-ASIDE |= {"train.evaluate_every", "train.evaluate_windows"}
-"""Config keys in which runs of one architecture may differ.
+ASIDE = {"train.seed", "train.form", "train.evaluate_every", "train.evaluate_windows"}
+"""Config keys in which runs of one architecture may differ, besides those that may change.
 
 The data path is among them, because the data is compared by its hash.
 """
@@ -195,7 +194,8 @@ def _differ_by_seed(first: MeasuredRun, second: MeasuredRun) -> bool:
             return False
     if first.step != second.step and not _is_in_seconds(first.config):
         return False
-    return not configs.differences(first.config, second.config).keys() - ASIDE
+    aside = ASIDE | configs.may_change(first.config.model)
+    return not configs.differences(first.config, second.config).keys() - aside
 
 
 def _is_in_seconds(config: RunConfig) -> bool:

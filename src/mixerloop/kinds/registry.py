@@ -18,7 +18,9 @@ class Kind:
     name: str
     role: Role
     options: type[Any]
-    """A frozen dataclass. The options of a pass rule have a field `unit`."""
+    """A frozen dataclass. The options of a pass rule have a field `unit`. Options with a true
+    `couples_windows` give a loss that is no mean over tokens, such as a balance loss: it is of all
+    windows of a forward, so `train.micro_batch` changes what is learned."""
     home: str | type[Any]
     """The class, or `package.module:Class` to load it from."""
 

@@ -198,7 +198,7 @@ def check_cells(plan: Plan, cells: Sequence[Cell]) -> None:
             before = configs.load(run / runs.CONFIG)
             changed = configs.differences(before, cell.config)
             for key, (old, new) in changed.items():
-                if key not in configs.MAY_CHANGE and new != "auto":
+                if key not in configs.may_change(before.model) and new != "auto":
                     raise ValueError(
                         f"{run}: was trained with {key} {old}, and the study now says {new}; "
                         "choose another folder"
