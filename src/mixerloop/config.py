@@ -670,12 +670,13 @@ def check_same_run(old: RunConfig, new: RunConfig, *, where: str) -> None:
     for key, (before, after) in differences(old, new).items():
         if key not in may_change(old.model):
             raise ValueError(
-                f"{where}: {key} was {_said(before)} and would be {_said(after)}; it decides what "
+                f"{where}: {key} was {said(before)} and would be {said(after)}; it decides what "
                 "is computed, so start a new run to change it"
             )
 
 
-def _said(value: object) -> str:
+def said(value: object) -> str:
+    """The value of a key in a sentence."""
     return "not set" if value is None else str(value)
 
 

@@ -47,6 +47,9 @@ class Measure:
     is its signature."""
     command: str
     """The command that measures a run, without the run."""
+    check: str | None = None
+    """The function that raises, before a model is trained, if a study cannot take the measure;
+    `studies.measuring.Check` is its signature."""
     details: str | None = None
     """The file or folder of the scores of each unit, beside the result file."""
     details_begin: str = ""
@@ -136,6 +139,7 @@ register(
         label="CORE",
         result="mixerloop.evaluation.core.core_result:CoreResult",
         take="mixerloop.studies.measuring:take_core",
+        check="mixerloop.studies.measuring:check_core",
         command="mixerloop evaluate core",
         details="core",
         units="mixerloop.evaluation.core.core_units:read_core_units",
@@ -174,6 +178,7 @@ register(
         label="NLL",
         result="mixerloop.evaluation.nll_result:NllResult",
         take="mixerloop.studies.measuring:take_nll",
+        check="mixerloop.studies.measuring:check_nll",
         command="mixerloop evaluate nll",
         details="nll.jsonl",
         details_begin='{"document": 0, ',
@@ -190,6 +195,7 @@ register(
         label="hops",
         result="mixerloop.evaluation.hops_result:HopsResult",
         take="mixerloop.studies.measuring:take_hops",
+        check="mixerloop.studies.measuring:check_hops",
         command="mixerloop evaluate hops",
         details="hops.jsonl",
         details_begin='{"sequence": 0, ',
@@ -205,6 +211,7 @@ register(
         label="the accuracy on a synthetic task",
         result="mixerloop.evaluation.task_result:TaskResult",
         take="mixerloop.studies.measuring:take_task",
+        check="mixerloop.studies.measuring:check_task",
         command="mixerloop evaluate task",
         details="task.jsonl",
         details_begin='{"sequence": 0, ',
@@ -220,6 +227,7 @@ register(
         label="transport",
         result="mixerloop.transport.result:TransportResult",
         take="mixerloop.studies.measuring:take_transport",
+        check="mixerloop.studies.measuring:check_transport",
         command="mixerloop transport",
     )
 )
@@ -229,6 +237,7 @@ register(
         label="routing divergence",
         result="mixerloop.transport.routing_result:RoutingResult",
         take="mixerloop.studies.measuring:take_routing",
+        check="mixerloop.studies.measuring:check_routing",
         command="mixerloop evaluate routing",
         of_repeated="ffn",
     )

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from mixerloop import runs
+from mixerloop.config import Documents
 from mixerloop.files import (
     CHECKPOINTS,
     SEAL,
@@ -134,16 +135,27 @@ def is_measured(folder: Path, measure: Measure) -> bool:
     return is_there(path) and not (path.is_file() and _begins(path, BEGINNINGS[1:]))
 
 
-def has_result(folder: Path, measure: Measure) -> bool:
-    """Whether a folder has a result of a measure, and its details, as this version wrote them."""
+def has_result(folder: Path, measure: Measure, documents: Documents | None = None) -> bool:
+    """Whether a folder has a result of a measure, and its details, as this version wrote them.
+
+    A result of other held-out documents than `documents` does not count.
+    """
     if not (folder / measure.file).is_file():
         return False
     try:
-        read_result(folder, measure)
+        result = read_result(folder, measure)
         check_details(folder, measure)
     except ValueError:
         return False
-    return True
+    return is_of(result, documents)
+
+
+def is_of(result: Result, documents: Documents | None) -> bool:
+    """Whether a result is of these held-out documents; None stands for any.
+
+    Only an NLL is of documents that were chosen; its field `scored` names them.
+    """
+    return documents is None or getattr(result, "scored", documents) == documents
 
 
 def read_typed(cls: type[T], path: Path, *, again: str) -> T:

@@ -10,12 +10,13 @@ FOLDER/cells/PART/data/         the same of a part's data
 FOLDER/report.html, report.md, figures/
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from mixerloop import catalog, runs
-from mixerloop.config import ComputeDtype, ComputeDtypeChoice, Device
+from mixerloop.config import ComputeDtype, ComputeDtypeChoice, Device, Documents
 from mixerloop.files import is_there
 from mixerloop.measures import measure_named
 from mixerloop.result_files import read_typed
@@ -93,6 +94,10 @@ class PlannedArm:
     """The value of the tuned key; empty if the part does not tune, or has not yet."""
     tunes: str | None = None
     """The model whose key is tuned by this one; None unless the part is one of tuning."""
+    amounts: dict[str, float] = field(default_factory=dict)
+    """`tokens` and `flops` of the training in whole steps, or `seconds`; none in older plans."""
+    differs: dict[str, str] = field(default_factory=dict)
+    """The keys of data and training in which the models of a part differ, with own values."""
     fresh: tuple[str, ...] = ()
     """The tensors that the part's parent lacks; empty without a parent, where all are fresh."""
 
@@ -110,7 +115,7 @@ class PlannedPart:
     data: str
     """The arguments of `mixerloop data prepare`."""
     compute_dtype: ComputeDtypeChoice
-    """The compute type of training; a cell on a GPU resolves `auto`."""
+    """The compute type of models that name none of their own; a cell on a GPU resolves `auto`."""
     measure_in: dict[str, ComputeDtype] = field(default_factory=dict)
     """The compute type of each measurement; older plans name none and used float32."""
     transport: TransportSettings
@@ -123,12 +128,32 @@ class PlannedPart:
     """The budget; None if the study file has it in the config alone."""
     is_tuning: bool = False
     """Whether the runs of this part choose a value for the other parts of the family."""
+    documents: Documents | None = None
+    """The held-out documents that an NLL is of; None for any, as in older plans."""
     parent: PlannedParent | None = None
     """None if the models of this part start from fresh weights."""
 
     def measured_in(self, measure: str) -> ComputeDtype:
         """The compute type of a measurement."""
         return self.measure_in.get(measure, MEASURED_IN)
+
+    def trained_in(self) -> str:
+        """The compute types of training, each with its models if there are several."""
+        types = {
+            arm.name: arm.differs.get("train.compute_dtype", self.compute_dtype)
+            for arm in self.arms
+        }
+        return by_value(types)
+
+
+def by_value(values: Mapping[str, str]) -> str:
+    """The values of models: `4 (no_loop), 8 (mixer_loop, full_loop)`, or a common value alone."""
+    models: dict[str, list[str]] = {}
+    for model, value in values.items():
+        models.setdefault(value, []).append(model)
+    if len(models) == 1:
+        return next(iter(models))
+    return ", ".join(f"{value} ({', '.join(of)})" for value, of in models.items())
 
 
 @dataclass(frozen=True, kw_only=True)

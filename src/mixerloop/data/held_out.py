@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from mixerloop.config import Documents
 from mixerloop.data.shards import TokenSplit, verify_split
@@ -75,13 +75,7 @@ class HeldOut(ABC):
         """
         if documents == "all":
             return self
-        is_tuning = np.arange(self.num_documents) % TUNING_EVERY == 0
-        chosen = is_tuning if documents == "tuning" else ~is_tuning
-        if chosen.sum() < 2:
-            raise ValueError(
-                f"{self.num_documents} held-out documents leave {chosen.sum()} for {documents}; an "
-                "interval takes two or more"
-            )
+        chosen = chosen_documents(self.num_documents, documents)
         return _ChosenDocuments(
             context=self.context,
             num_windows=self.num_windows,
@@ -91,6 +85,19 @@ class HeldOut(ABC):
             whole=self,
             numbers=np.where(chosen, np.cumsum(chosen) - 1, -1),
         )
+
+
+def chosen_documents(number: int, documents: Documents) -> Bool[np.ndarray, " documents"]:
+    """Which of the held-out documents are chosen; raises if an interval takes more than these."""
+    is_tuning = np.arange(number) % TUNING_EVERY == 0
+    of = {"all": np.ones(number, dtype=bool), "tuning": is_tuning, "test": ~is_tuning}
+    chosen = of[documents]
+    if chosen.sum() < 2:
+        raise ValueError(
+            f"{number} held-out documents leave {chosen.sum()} for {documents}; an interval takes "
+            "two or more"
+        )
+    return chosen
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,16 +37,7 @@ from mixerloop.reports.study_results import (
     StudyResults,
 )
 from mixerloop.reports.transport_section import transport
-from mixerloop.study_folder import PlannedArm, PlannedParent
-
-MATCHED = {
-    "parameters+tokens": "Models of one seed see the same tokens in the same order, "
-    "at different costs.",
-    "flops": "All models are trained with the same compute; they differ in the tokens they see.",
-    "seconds": "All models are trained for the same time, on whatever machine each ran on.",
-    "as they are": "The runs are shown as they are; nothing says that they are matched.",
-}
-
+from mixerloop.study_folder import PlannedArm, PlannedParent, by_value
 
 PartSection = Callable[[PartResults], Iterable[Element]]
 """A section about one part of a study; no elements, no section."""
@@ -153,9 +144,10 @@ def _compared(part: PartResults) -> Iterator[Element]:
     seeds = ", ".join(map(str, known)) or "unknown"
     if alike:
         counts = {arm.parameters for arm in alike}
-        equal = f"Each has {max(counts):,} parameters. " if len(counts) == 1 else ""
+        some = f"They have {min(counts):,} to {max(counts):,} parameters. "
+        equal = f"Each has {max(counts):,} parameters. " if len(counts) == 1 else some
         on = " ".join(word for word in plan.data.split() if not word.startswith("{"))
-        yield Paragraph(f"{models}, on {on}; seeds {seeds}. {equal}{MATCHED[plan.match]}")
+        yield Paragraph(f"{models}, on {on}; seeds {seeds}. {equal}{_matched(part)}")
     if plan.parent is not None:
         yield Paragraph(_start(plan.parent, [arm.plan for arm in part.arms]))
     for arm in part.arms:
@@ -172,6 +164,39 @@ def _compared(part: PartResults) -> Iterator[Element]:
         name = f"{part.name}-schedules" + (f"-{number}" if len(by_cost) > 1 else "")
         # A drawing has one scale of costs, so models with other costs get a drawing of their own.
         yield Drawing(name, "The schedules", draw(schedules, {"mixer": mixer, "ffn": ffn}))
+
+
+def _matched(part: PartResults) -> str:
+    """What is equal in the training of a part's models, and what differs besides the schedule."""
+    arms = {arm.name: arm.plan for arm in part.arms}
+    if part.plan.match == "as they are":
+        return "The runs are shown as they are; nothing says that they are matched."
+    if not all(arm.amounts for arm in arms.values()):
+        return "An older version made the plan, which does not say what each model was given."
+    keys = {key: {name: arm.differs[key] for name, arm in arms.items()} for key in _keys(part)}
+    tokens = [arm.amounts["tokens"] for arm in arms.values() if "tokens" in arm.amounts]
+    costs = {arm.flops_per_token for arm in arms.values()}
+    if part.plan.match == "seconds":
+        equal = "All models are trained for the same time, on whatever machine each ran on."
+    elif part.plan.match == "flops":
+        flops = [arm.amounts["flops"] for arm in arms.values()]
+        spread = max(flops) / min(flops) - 1
+        other = "; they differ in the tokens they see" * (len(set(tokens)) > 1)
+        equal = f"All models are trained with the same compute, to {spread:.1%}{other}."
+    else:
+        order = "" if any(key.startswith("data.") for key in keys) else " in the same order"
+        other = ", at different costs" * (len(costs) > 1)
+        equal = f"Models of one seed see the same {tokens[0]:,} tokens{order}{other}."
+    if not keys:
+        return equal
+    differ = "; ".join(f"{key}: {by_value(values)}" for key, values in keys.items())
+    return f"{equal} Besides the schedule they differ in {differ}."
+
+
+def _keys(part: PartResults) -> list[str]:
+    """The keys of data and training in which the models on the page differ."""
+    keys = dict.fromkeys(key for arm in part.arms for key in arm.plan.differs)
+    return [key for key in keys if len({arm.plan.differs.get(key) for arm in part.arms}) > 1]
 
 
 def _start(parent: PlannedParent, arms: Sequence[PlannedArm]) -> str:

@@ -147,7 +147,7 @@ def _gaps(family: Family) -> Iterator[Row]:
         trained = [run.tokens for arm in part.arms for run in arm.runs if run.tokens is not None]
         if part.comparison is None or not trained:
             continue
-        tokens = part.plan.tokens or max(trained)
+        tokens = max(trained)
         reference = part.plan.arms[0]
         for pair in part.comparison.pairs:
             if reference.name not in (pair.first, pair.second) or NLL not in pair.measures:
@@ -305,10 +305,11 @@ def tuning(family: Family) -> Iterator[Element]:
         values = sorted({value for sweep in sweeps for value in sweep.nll})
         rows = [[sweep.model, *(sweep.shown(value) for value in values)] for sweep in sweeps]
         size = "" if part.plan.size is None else f", {part.plan.size}"
+        tokens = part.plan.arms[0].amounts.get("tokens", part.plan.tokens)
         note = (
             f"NLL of the held-out documents for tuning, by {sweeps[0].key}; one seed, "
-            f"{part.plan.tokens:,} tokens. A star marks the chosen value. No other result is of "
-            "these documents."
+            f"{tokens:,} tokens. A star marks the chosen value. The held-out NLL of every other "
+            "run is of the other documents. The NLL while training and other measures read both."
         )
         yield Table(f"Tuning{size}", ["model", *(f"{value:g}" for value in values)], rows, note)
     if warnings := tuning_warnings(family):

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mixerloop import runs, study_folder
+from mixerloop.config import Documents
 from mixerloop.evaluation.comparison_result import Comparison, judged_together
 from mixerloop.files import is_there
 from mixerloop.history import Record, read_history
 from mixerloop.measures import MEASURES
-from mixerloop.result_files import is_measured, read_result, read_typed
+from mixerloop.result_files import is_measured, is_of, read_result, read_typed
 from mixerloop.results import Result
 from mixerloop.study_folder import PlannedArm, PlannedCell, PlannedPart, StudyPlan
 
@@ -192,7 +193,7 @@ def gather(
     parts = []
     for part in plan.parts:
         cells = [cell for cell in plan.cells if cell.part == part.name]
-        run_results = {cell.name: _run(folder, cell) for cell in cells}
+        run_results = {cell.name: _run(folder, cell, part.documents) for cell in cells}
         arms = [
             ArmResults(
                 plan=arm,
@@ -226,13 +227,14 @@ def _of_these(
     return comparison if compared and compared <= names else None
 
 
-def _run(folder: Path, cell: PlannedCell) -> RunResults | None:
+def _run(folder: Path, cell: PlannedCell, documents: Documents | None) -> RunResults | None:
     """The results of a cell; None while any result that the plan asks for is missing."""
     path = folder / cell.name
     results = {
-        name: read_result(path / runs.RESULTS, measure)
+        name: result
         for name, measure in sorted(MEASURES.items())
         if is_measured(path / runs.RESULTS, measure)
+        and is_of(result := read_result(path / runs.RESULTS, measure), documents)
     }
     if not results or not results.keys() >= set(cell.measure):
         return None

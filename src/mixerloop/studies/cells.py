@@ -16,6 +16,7 @@ from mixerloop.benchmarking.conditions import busy_warning
 from mixerloop.benchmarking.prefill_speed import bench_prefill
 from mixerloop.benchmarking.settings import PrefillSettings as PrefillBenchSettings
 from mixerloop.benchmarking.text import prefill_line
+from mixerloop.config import Documents
 from mixerloop.data.preparation import parse_preparation
 from mixerloop.evaluation.comparison import compare_runs
 from mixerloop.files import (
@@ -38,6 +39,7 @@ from mixerloop.result_files import check_details, has_result, is_measured, read_
 from mixerloop.results import encode
 from mixerloop.studies.measuring import measure_run
 from mixerloop.studies.plan import Cell, Plan
+from mixerloop.studies.plan_checks import check_measures
 from mixerloop.studies.study import CORPUS, HELD_OUT, TOKENIZER, PartSettings
 from mixerloop.study_folder import (
     COMPARISON,
@@ -98,8 +100,13 @@ class CellState:
     """Seconds that the cell has spent in training."""
 
 
-def state_of(folder: Path, name: str, measure: Sequence[str]) -> CellState:
-    """The state of a cell in a study's folder; reads files and changes none."""
+def state_of(
+    folder: Path, name: str, measure: Sequence[str], documents: Documents | None = None
+) -> CellState:
+    """The state of a cell in a study's folder; reads files and changes none.
+
+    `documents` are the held-out documents that its NLL must be of; None for any.
+    """
     record, run = record_of(folder, name), folder / name
     written = _read_record(_CellRecord, record / STATE) or _CellRecord(state="waiting")
     state: State = "waiting"
@@ -108,7 +115,7 @@ def state_of(folder: Path, name: str, measure: Sequence[str]) -> CellState:
         state = "running"
     elif written.state == "failed":
         state, error = "failed", written.error
-    elif written.state == "done" and not _missing(run, measure):
+    elif written.state == "done" and not _missing(run, measure, documents):
         state = "done"
     elif (error := _damage(run, measure)) is not None:
         state = "damaged"
@@ -129,7 +136,12 @@ def state_of(folder: Path, name: str, measure: Sequence[str]) -> CellState:
 
 def is_done(plan: Plan, cell: Cell) -> bool:
     """Whether a cell is trained and has all its measurements."""
-    return state_of(plan.folder, cell.name, cell.measure).state == "done"
+    return cell_state(plan, cell).state == "done"
+
+
+def cell_state(plan: Plan, cell: Cell) -> CellState:
+    """The state of a cell of a plan."""
+    return state_of(plan.folder, cell.name, cell.measure, cell.variant.documents)
 
 
 def _check_made_of(plan: Plan, part: PartSettings, given: dict[str, Sequence[Path]]) -> None:
@@ -189,12 +201,11 @@ def prepare_data(plan: Plan, part: PartSettings, given: dict[str, Sequence[Path]
     _check_made_of(plan, part, given)
 
 
-def check_cells(plan: Plan, cells: Sequence[Cell]) -> None:
-    """Reject cells that cannot be trained, before any cell is trained."""
-    parts = [part.name for part in plan.file.study.parts]
-    for cell in cells:
+def check_cells(plan: Plan) -> None:
+    """Reject cells that cannot be trained or measured, before any cell is trained."""
+    for cell in plan.cells:
         run = plan.run(cell)
-        if is_there(run / runs.CONFIG):
+        if is_there(run / runs.CONFIG) and not cell.waits_for_tuning:
             before = configs.load(run / runs.CONFIG)
             changed = configs.differences(before, cell.config)
             for key, (old, new) in changed.items():
@@ -203,13 +214,11 @@ def check_cells(plan: Plan, cells: Sequence[Cell]) -> None:
                         f"{run}: was trained with {key} {old}, and the study now says {new}; "
                         "choose another folder"
                     )
-        try:
+        with plan.file.at(plan.file.place_of(cell.settings)):
             data, _, _ = open_data(cell.config)
             if cell.parent is not None:
                 check_tokenizer(cell.parent, data)
-        except ValueError as error:
-            place = f"parts[{parts.index(cell.settings.name)}]"
-            raise plan.file.refused(place, error) from None
+        check_measures(plan.file, cell, _missing(run, cell.measure, cell.variant.documents), data)
 
 
 def run_cell(plan: Plan, cell: Cell, say: Say) -> bool:
@@ -247,7 +256,7 @@ def _run(plan: Plan, cell: Cell, say: Say, record: Path) -> None:
         say("training, from where it stopped")
         with _log(record, f"train --resume {run}"):
             _end_if_stopped(resume(run, display=show_training))
-    for measure in _missing(run, cell.measure):
+    for measure in _missing(run, cell.measure, cell.variant.documents):
         say(measure)
         with _log(record, f"{measure} of {run}"):
             measure_run(run, measure, cell.variant)
@@ -259,9 +268,9 @@ def _end_if_stopped(trained: Trained) -> None:
         sys.exit(128 + trained.outcome.stopped_by)
 
 
-def _missing(run: Path, measure: Sequence[str]) -> list[str]:
+def _missing(run: Path, measure: Sequence[str], documents: Documents | None) -> list[str]:
     results = run / runs.RESULTS
-    return [name for name in measure if not has_result(results, MEASURES[name])]
+    return [name for name in measure if not has_result(results, MEASURES[name], documents)]
 
 
 def _damage(run: Path, measure: Sequence[str]) -> str | None:
@@ -282,7 +291,7 @@ def run_prefill(plan: Plan, asked: PrefillSettings, say: Say) -> None:
     path = plan.folder / PREFILL
     if is_there(path):
         return
-    states = [state_of(plan.folder, cell.name, cell.measure).state for cell in plan.cells]
+    states = [cell_state(plan, cell).state for cell in plan.cells]
     with _lock(record_of(plan.folder, "prefill")) as mine:
         if not mine or "running" in states:
             say("not timed while another process is at work; start again when it is done")

@@ -7,28 +7,12 @@ import torch
 
 from mixerloop.benchmarking.training_steps import training_step
 from mixerloop.config import RunConfig
-from mixerloop.model.accounting import training_flops_per_token
-from mixerloop.model.initialization import fresh_model, meta_model
+from mixerloop.model.initialization import fresh_model
 from mixerloop.ops.precision import choose_compute_dtype
 from mixerloop.studies.plan import Cell
-from mixerloop.training.budget import budget_of
 
 PROBE_TOKENS = 4096
 PROBE_STEPS = 2
-
-
-def num_windows(config: RunConfig, *, context: int) -> int:
-    """The windows that a run with a budget in steps, tokens or FLOPs trains on."""
-    _, train = config.for_training()
-    budget = budget_of(
-        train,
-        tokens_per_step=train.global_batch * context,
-        flops_per_token=training_flops_per_token(
-            meta_model(config.model, form="torch"), context=context
-        ),
-    )
-    assert budget.steps is not None
-    return budget.steps * train.global_batch
 
 
 def seconds_per_window(config: RunConfig, *, context: int) -> float:
@@ -74,5 +58,5 @@ def _expected_of_all(cells: Sequence[Cell]) -> dict[int, float]:
         batch = train.micro_batch or train.global_batch
         if (key := f"{model} {batch}") not in known:
             known[key] = seconds_per_window(cell.config, context=cell.context)
-        expected[cell.number] = known[key] * num_windows(cell.config, context=cell.context)
+        expected[cell.number] = known[key] * cell.amounts()["tokens"] / cell.context
     return expected

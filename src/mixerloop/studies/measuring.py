@@ -1,8 +1,16 @@
-"""The measurements of a cell: how a study takes each measure of a run."""
+"""The measurements of a cell: whether a study can take a measure, and how it takes it."""
 
 from pathlib import Path
 from typing import Protocol
 
+from mixerloop.config import RunConfig
+from mixerloop.data.held_out import chosen_documents
+from mixerloop.data.prepared import Prepared
+from mixerloop.data.shards import TokenSplit
+from mixerloop.data.tasks.hops import Hops
+from mixerloop.data.tasks.registry import TASKS
+from mixerloop.data.windows import Draw, spread_positions
+from mixerloop.evaluation.core.bundle import find_bundle
 from mixerloop.evaluation.core.core_result import CoreResult
 from mixerloop.evaluation.core.evaluate_core import evaluate_core
 from mixerloop.evaluation.held_out_nll import evaluate_nll
@@ -13,14 +21,16 @@ from mixerloop.evaluation.task_accuracy import evaluate_task
 from mixerloop.evaluation.task_result import TaskResult
 from mixerloop.interop.loading import open_subject
 from mixerloop.measures import load, measure_named
+from mixerloop.model.initialization import meta_model
 from mixerloop.progress_line import ProgressLine, counting
 from mixerloop.reports.transport_figures import write_transport_figures
 from mixerloop.results import Result
 from mixerloop.studies.variants import Variant
+from mixerloop.study_folder import TransportSettings
 from mixerloop.subject import Subject
 from mixerloop.transport.measurement import Looking, measure_transport
 from mixerloop.transport.result import TransportResult
-from mixerloop.transport.routing import measure_routing
+from mixerloop.transport.routing import measure_routing, repeated_layers
 from mixerloop.transport.routing_result import RoutingResult
 
 
@@ -30,6 +40,81 @@ class Take(Protocol):
     def __call__(self, subject: Subject, variant: Variant, line: ProgressLine) -> Result:
         """`line` shows progress; the caller closes it."""
         ...
+
+
+class Check(Protocol):
+    """Raises if a measure of a model cannot succeed; called before the model is trained."""
+
+    def __call__(self, data: Prepared | None, config: RunConfig, variant: Variant) -> None:
+        """`data` is None for a text that is not prepared yet; the check is repeated when it is."""
+        ...
+
+
+def check_measure(measure: str, data: Prepared | None, config: RunConfig, variant: Variant) -> None:
+    """Reject a measure that cannot be taken of a model after its training."""
+    if (path := measure_named(measure).check) is not None:
+        check: Check = load(path)
+        check(data, config, variant)
+
+
+def check_core(data: Prepared | None, config: RunConfig, variant: Variant) -> None:
+    """CORE needs its questions, and a tokenizer with a start token."""
+    if data is None:
+        return
+    tokenizer = data.tokenizer()
+    if tokenizer is None:
+        raise ValueError("core asks in text, and this data has no tokenizer")
+    if tokenizer.bos_id < 0:
+        raise ValueError("core's prompts begin with a start token, and this tokenizer has none")
+    find_bundle(None)
+
+
+def check_nll(data: Prepared | None, config: RunConfig, variant: Variant) -> None:
+    """The held-out documents must suffice for an interval."""
+    if data is None:
+        return
+    if data.task is not None:
+        number = data.task.num_windows
+    else:
+        number = len(TokenSplit(data.folder, "held_out").document_starts())
+    chosen_documents(number, variant.documents)
+
+
+def check_hops(data: Prepared | None, config: RunConfig, variant: Variant) -> None:
+    """The data must be hops."""
+    if data is None or not isinstance(data.task, Hops):
+        raise ValueError("hops can be measured on hops only")
+
+
+def check_task(data: Prepared | None, config: RunConfig, variant: Variant) -> None:
+    """The data must be a synthetic task."""
+    if data is None or data.task is None:
+        raise ValueError(f"task can be measured on {' or '.join(TASKS)} only")
+
+
+def check_transport(data: Prepared | None, config: RunConfig, variant: Variant) -> None:
+    """The held-out set must have the windows, and a window the positions."""
+    looking = _looking(variant)
+    if data is None:
+        spread_positions(looking.context, looking.positions)
+    elif data.task is None:
+        draw = Draw(num=looking.windows, num_positions=looking.positions, seed=looking.seed)
+        data.draw(draw, context=looking.context)
+    else:
+        task, answers = data.task, len(data.task.answer_positions())
+        if looking.windows > task.num_windows:
+            most = f"{task.num_windows:,}, the held-out sequences of {task.name}"
+            raise ValueError(f"windows must be at most {most}, got {looking.windows:,}")
+        # The default reads all answers of a task that has fewer.
+        if answers < looking.positions != TransportSettings().positions:
+            most = f"{answers}, the answers of a sequence of {task.name}"
+            raise ValueError(f"positions must be at most {most}, got {looking.positions:,}")
+
+
+def check_routing(data: Prepared | None, config: RunConfig, variant: Variant) -> None:
+    """A repeated ffn must choose experts, and the windows are those of transport."""
+    repeated_layers(meta_model(config.model, form="torch"), config.model.occurrences())
+    check_transport(data, config, variant)
 
 
 def measure_run(run: Path, measure: str, variant: Variant) -> Result:

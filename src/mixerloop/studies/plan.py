@@ -22,6 +22,9 @@ from mixerloop.notation import notation
 from mixerloop.ops.precision import choose_compute_dtype
 from mixerloop.results import encode, result_provenance
 from mixerloop.schedule import BLOCK
+from mixerloop.studies.cell import Cell
+from mixerloop.studies.matching import FLOPS_AGREE, differences
+from mixerloop.studies.plan_checks import check_plan
 from mixerloop.studies.study import PARENT, ArmSettings, PartSettings, StudyFile, preparation_of
 from mixerloop.studies.variants import (
     TUNING_MEASURE,
@@ -34,7 +37,6 @@ from mixerloop.study_folder import (
     DATA,
     PLAN,
     PREFILL,
-    Match,
     PlannedArm,
     PlannedCell,
     PlannedParent,
@@ -43,54 +45,6 @@ from mixerloop.study_folder import (
     read_plan,
 )
 from mixerloop.training.parent import Parent, fresh_names
-
-FLOPS_AGREE = 0.05
-"""The largest relative error in compute per token that `layers_for_flops_of` accepts."""
-BUDGET_FOR: dict[Match, tuple[str, ...]] = {
-    "parameters+tokens": ("steps", "tokens"),
-    "flops": ("flops",),
-    "seconds": ("seconds",),
-}
-"""The kinds of budget that give all models the same amount of the matched quantity."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One model with one random seed."""
-
-    number: int
-    """Counted from 1 over all parts."""
-    variant: Variant
-    arm: str
-    seed: int
-    config: RunConfig
-    context: int | None
-    """Tokens of a window; None if neither the config nor the data decides."""
-    measure: tuple[str, ...]
-    parameters: int
-    flops_per_token: float
-    """Operations of a forward and a backward pass."""
-    cpus: int
-    gpus: int
-    parent: Parent | None = None
-    """The model whose weights this one starts from; None for fresh weights."""
-    waits_for_tuning: bool = False
-    """Whether the tuned key has no value yet: the runs that tune it come first."""
-
-    @property
-    def part(self) -> str:
-        """The name of the cell's part in the plan."""
-        return self.variant.name
-
-    @property
-    def settings(self) -> PartSettings:
-        """The cell's part in the study file."""
-        return self.variant.part
-
-    @property
-    def name(self) -> str:
-        """The path of the cell's run inside the study's folder."""
-        return self.variant.run_name(self.arm, self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +132,8 @@ class Plan:
 
     def _part(self, variant: Variant) -> PlannedPart:
         part, cells = variant.part, self.of(variant.name)
-        _, train = cells[0].config.for_training()
+        shared = [cell for cell in cells if not cell.names_dtype] or cells
+        _, train = shared[0].config.for_training()
         return PlannedPart(
             name=variant.name,
             match=part.match,
@@ -193,12 +148,12 @@ class Plan:
             size=None if variant.size is None else variant.size.name,
             tokens=variant.tokens,
             is_tuning=variant.is_tuning,
+            documents=variant.documents,
             parent=None if cells[0].parent is None else _planned_parent(cells[0].parent),
         )
 
     def _arms(self, variant: Variant) -> Iterator[PlannedArm]:
         cells = {cell.arm: cell for cell in self.of(variant.name)}
-        deepened = {arm.title: arm.layers_for_flops_of for arm in variant.arms}
         tunes = {
             sweep.title(value): (sweep, value)
             for sweep in sweeps_of(variant)
@@ -206,14 +161,16 @@ class Plan:
             if variant.is_tuning
         }
         tuned = {} if variant.is_tuning else _tuned(variant, self.folder)
+        differs = differences({title: cell.config for title, cell in cells.items()})
         for title, cell in cells.items():
             arm = planned_arm(
                 title,
                 cell.config.model,
-                deepened=deepened.get(title),
+                deepened=cell.arm_settings.layers_for_flops_of,
                 parameters=cell.parameters,
                 flops_per_token=cell.flops_per_token,
             )
+            arm = dataclasses.replace(arm, amounts=cell.amounts(), differs=differs[title])
             if cell.parent is not None:
                 fresh = fresh_names(cell.config.model, cell.parent)
                 arm = dataclasses.replace(arm, fresh=fresh)
@@ -284,14 +241,15 @@ def make_plan(file: StudyFile, folder: Path, *, parent: Path | None = None) -> P
     for index, part in enumerate(file.study.parts):
         opened = _opened_parent(file, index, parent)
         for variant in variants_of(part):
-            for title, seed, config, waits in _models(file, index, variant, folder, opened):
+            for arm, title, seed, config, waits in _models(file, index, variant, folder, opened):
                 _, train = config.for_training()
                 seeded = dataclasses.replace(train, seed=seed)
-                cells.append(
-                    Cell(
+                with file.at(f"parts[{index}].arms", f"'{title}': "):
+                    cell = Cell(
                         number=len(cells) + 1,
                         variant=variant,
                         arm=title,
+                        arm_settings=arm,
                         seed=seed,
                         config=dataclasses.replace(config, train=seeded),
                         context=_context(config, part),
@@ -303,11 +261,8 @@ def make_plan(file: StudyFile, folder: Path, *, parent: Path | None = None) -> P
                         parent=opened,
                         waits_for_tuning=waits,
                     )
-                )
-    names = [cell.name for cell in cells]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{file.path}: two cells are called '{name}'; rename a part or a size")
+                cells.append(cell)
+    check_plan(file, cells)
     return Plan(file=file, folder=folder, cells=tuple(cells), parent=parent)
 
 
@@ -319,16 +274,14 @@ def _opened_parent(file: StudyFile, index: int, given: Path | None) -> Parent | 
     path = given if named == PARENT else file.path.parent / named
     if path is None:
         raise file.refused(place, "these models start from a run of yours: --parent RUN")
-    try:
+    with file.at(place):
         return open_parent(path.resolve())
-    except ValueError as error:
-        raise file.refused(place, error) from None
 
 
 def _models(
     file: StudyFile, index: int, variant: Variant, folder: Path, parent: Parent | None
-) -> Iterator[tuple[str, int, RunConfig, bool]]:
-    """Title, seed and config of each run, and whether the config waits for tuning."""
+) -> Iterator[tuple[ArmSettings, str, int, RunConfig, bool]]:
+    """Arm, title, seed and config of each run, and whether the config waits for tuning."""
     part, here = variant.part, f"parts[{index}]"
     if variant.is_tuning:
         sweeps = sweeps_of(variant)
@@ -342,16 +295,17 @@ def _models(
         for sweep in sweeps:
             for value in sweep.values:
                 config = with_value[value][sweep.arm.title]
-                yield sweep.title(value), part.tune_seed, config, False
+                yield sweep.arm, sweep.title(value), part.tune_seed, config, False
         return
     tuned = _tuned(variant, folder)
     by_arm = _configs(file, here, variant, folder, tuned, parent)
     seeds = {arm.title: arm.seeds or part.seeds for arm in variant.arms}
     for turn in range(max(map(len, seeds.values()))):  # the first seed of every model comes first
-        for title, config in by_arm.items():
+        for arm in variant.arms:
+            title = arm.title
             if turn < len(seeds[title]):
                 waits = bool(part.tune) and not tuned[title]
-                yield title, seeds[title][turn], config, waits
+                yield arm, title, seeds[title][turn], by_arm[title], waits
 
 
 def _tuned(variant: Variant, folder: Path) -> dict[str, dict[str, float]]:
@@ -373,10 +327,8 @@ def _configs(
 ) -> dict[str, RunConfig]:
     """The config of every model of a variant, in the order of the study file."""
     part = variant.part
-    try:
+    with file.at(f"{here}.config"):
         path = catalog.config_file(part.config, beside=file.path.parent)
-    except ValueError as error:
-        raise file.refused(f"{here}.config", error) from None
     if not path.is_file():
         raise file.refused(f"{here}.config", f"{part.config}: there is no such config")
     found: dict[str, RunConfig] = {}
@@ -395,7 +347,6 @@ def _configs(
         if parent is not None:
             _check_parent(file, here, arm, config, parent)
         found[arm.title] = config
-    _check_match(file, here, part, found[variant.arms[0].title])
     return {arm.title: _in_one_dtype(found[arm.title], variant, folder) for arm in variant.arms}
 
 
@@ -403,10 +354,8 @@ def _check_parent(
     file: StudyFile, here: str, arm: ArmSettings, config: RunConfig, parent: Parent
 ) -> None:
     """Reject a model that cannot take all weights of its parent."""
-    try:
+    with file.at(f"{here}.from", f"'{arm.title}': "):
         fresh_names(config.model, parent)
-    except ValueError as error:
-        raise file.refused(f"{here}.from", f"'{arm.title}': {error}") from None
 
 
 def _overrides(
@@ -469,7 +418,8 @@ def _deepened(
     period = math.lcm(len(config.model.mixer), len(config.model.ffn))
     most = min(64 * config.model.num_layers, MOST_LAYERS + 1)
     for num_layers in range(period, most, period):
-        model = dataclasses.replace(config.model, num_layers=num_layers)
+        with file.at(f"{here}.arms", f"'{arm.title}' needs a named loop for layers_for_flops_of: "):
+            model = dataclasses.replace(config.model, num_layers=num_layers)
         candidate = dataclasses.replace(config, model=model)
         if abs(flops(candidate) - wanted) < abs(flops(nearest) - wanted):
             nearest = candidate
@@ -483,21 +433,6 @@ def _deepened(
             f"compute of '{arm.layers_for_flops_of}'; no number of layers comes nearer",
         )
     return nearest
-
-
-def _check_match(file: StudyFile, here: str, part: PartSettings, config: RunConfig) -> None:
-    """Reject a budget that would not be equal.
-
-    Parameters are equal already, unless an arm overrides a size. The table of a learned residual
-    has a row for each pass and is not counted.
-    """
-    _, train = config.for_training()
-    budget = next(name for name in BUDGETS if getattr(train, name) is not None)
-    if budget not in BUDGET_FOR[part.match]:
-        needed = " or ".join(BUDGET_FOR[part.match])
-        raise file.refused(
-            f"{here}.match", f"'{part.match}' needs a budget in {needed}, and train has {budget}"
-        )
 
 
 def _context(config: RunConfig, part: PartSettings) -> int | None:

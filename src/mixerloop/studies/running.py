@@ -13,13 +13,13 @@ from mixerloop.progress_line import LOG_SECONDS_VARIABLE
 from mixerloop.reports.page import check_page
 from mixerloop.studies.cells import (
     CellState,
+    cell_state,
     check_cells,
     check_comparison,
     compare_part,
     is_done,
     prepare_data,
     run_prefill,
-    state_of,
 )
 from mixerloop.studies.display import CellLines, say
 from mixerloop.studies.expected_time import expected_of_all
@@ -84,7 +84,7 @@ class PlannedStudy:
         """The compute type of training and of each measurement, by part."""
         return {
             part.name: {
-                "training": part.compute_dtype,
+                "training": part.trained_in(),
                 **{measure: part.measured_in(measure) for measure in part.measure},
             }
             for part in self.plan.summary().parts
@@ -132,7 +132,7 @@ def plan_study(
     chosen = _chosen(plan, cells)
     machine.keep_freed_memory()
     plan.check_unchanged()
-    states = [state_of(plan.folder, cell.name, cell.measure) for cell in chosen]
+    states = [cell_state(plan, cell) for cell in chosen]
     planned = PlannedStudy(
         plan=plan,
         cells=tuple(
@@ -201,7 +201,7 @@ def run_planned(
     failed = _run_cells(planned, [entry for entry in planned.cells if _tunes(entry)], engine)
     if any(_tunes(entry) for entry in planned.cells):
         plan = make_plan(plan.file, plan.folder, parent=plan.parent)  # with the chosen values
-        check_cells(plan, [cell for cell in plan.cells if not cell.waits_for_tuning])
+        check_cells(plan)
         plan.write()
         planned = _with_plan(planned, plan)
     failed += _run_cells(planned, [e for e in planned.cells if not _tunes(e)], engine)
@@ -242,7 +242,7 @@ def _start(plan: Plan, given: dict[str, Sequence[Path]]) -> None:
     check_can_hold(plan.folder)
     for part in plan.file.study.parts:
         prepare_data(plan, part, given)
-    check_cells(plan, [cell for cell in plan.cells if not cell.waits_for_tuning])
+    check_cells(plan)
     plan.write()
 
 

@@ -1,15 +1,17 @@
 """A study file: which models are compared, over which seeds, how they are matched and measured."""
 
+import contextlib
 import dataclasses
 import re
 import tomllib
+import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mixerloop.config import BUDGETS, PRESETS, ComputeDtype, check_seed
 from mixerloop.data.preparation import Preparation, parse_preparation
-from mixerloop.data.tasks.registry import TASKS
 from mixerloop.files import read_file
 from mixerloop.kinds import LARGEST_SIZE
 from mixerloop.measures import MEASURES, measure_named
@@ -139,6 +141,18 @@ class StudyFile:
         """An error that names the line of a place such as `parts[1].arms`."""
         return _refused(self.path, self.text, place, reason)
 
+    def place_of(self, part: PartSettings) -> str:
+        """The place of a part, such as `parts[1]`."""
+        return f"parts[{self.study.parts.index(part)}]"
+
+    @contextlib.contextmanager
+    def at(self, place: str, about: str = "") -> Iterator[None]:
+        """Errors in the block name the line of a place; `about` begins the reason."""
+        try:
+            yield
+        except ValueError as error:
+            raise self.refused(place, f"{about}{error}") from None
+
 
 def read_study(path: Path) -> StudyFile:
     """Read a study file and run the checks that need no other file."""
@@ -175,17 +189,18 @@ def _check(file: StudyFile) -> None:
         raise file.refused("parts", "a study needs a part or more")
     if file.study.prefill is not None:
         _check_prefill(file, file.study.prefill)
-    names = [part.name for part in file.study.parts]
+    names = [folder_key(part.name) for part in file.study.parts]
     for index, part in enumerate(file.study.parts):
         here = f"parts[{index}]"
-        if not NAME.fullmatch(part.name) or names.count(part.name) > 1 or part.name in RESERVED:
+        is_taken = names.count(names[index]) > 1 or names[index] in RESERVED
+        if not NAME.fullmatch(part.name) or is_taken:
             raise file.refused(f"{here}.name", f"'{part.name}' cannot name a folder of its own")
         _check_grid(file, here, part)
-        titles = [arm.title for arm in part.arms]
+        titles = [folder_key(arm.title) for arm in part.arms]
         if not titles:
             raise file.refused(f"{here}.arms", "a part needs a model or more")
-        for title in titles:
-            if titles.count(title) > 1:
+        for title in (arm.title for arm in part.arms):
+            if titles.count(folder_key(title)) > 1:
                 raise file.refused(f"{here}.arms", f"two models are called '{title}'")
             if not ARM_NAME.fullmatch(title):
                 raise file.refused(f"{here}.arms", f"'{title}' cannot name a folder; give a name")
@@ -199,22 +214,15 @@ def _check(file: StudyFile) -> None:
         _check_seeds(file, here, part)
         if min(part.cpus, part.gpus + 1) < 1:
             raise file.refused(f"{here}.cpus", "a cell needs a processor")
-        try:
-            preparation = preparation_of(part)
-        except ValueError as error:
-            raise file.refused(f"{here}.prepare", error) from None
+        with file.at(f"{here}.prepare"):
+            preparation_of(part)
         _check_measures(file, here, part)
-        if "task" in part.measure and part.prepare[0] not in TASKS:
-            raise file.refused(
-                f"{here}.measure", f"task can be measured on {' or '.join(TASKS)} only"
-            )
-        for measure in part.measure:
-            if measure in TASKS and part.prepare[0] != measure:
-                raise file.refused(
-                    f"{here}.measure", f"{measure} can be measured on {measure} only"
-                )
-        _check_transport(file, f"{here}.transport", part, preparation)
         _check_overrides(file, here, part)
+
+
+def folder_key(name: str) -> str:
+    """A name as disks compare it that tell neither case nor the forms of a letter apart."""
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 SET_BY_STUDY = (("model", "schedule"), ("data", "path"), ("data", "prepare"), ("train", "seed"))
@@ -240,11 +248,9 @@ def _check_seeds(file: StudyFile, here: str, part: PartSettings) -> None:
     for place, seeds in ((f"{here}.seeds", part.seeds), *of_arms):
         if len(set(seeds)) < len(seeds):
             raise file.refused(place, "give each seed once")
-        try:
+        with file.at(place):
             for seed in (*seeds, part.tune_seed):
                 check_seed(seed)
-        except ValueError as error:
-            raise file.refused(place, error) from None
         if part.tune and part.tune_seed in seeds:
             raise file.refused(place, f"seed {part.tune_seed} is that of tuning")
 
@@ -253,12 +259,15 @@ def _check_grid(file: StudyFile, here: str, part: PartSettings) -> None:
     """Reject sizes, budgets and sweeps that name nothing, or the same thing twice."""
     sizes = [size.name for size in part.sizes]
     for name in sizes:
-        if not NAME.fullmatch(name) or sizes.count(name) > 1:
+        if not NAME.fullmatch(name) or [*map(folder_key, sizes)].count(folder_key(name)) > 1:
             raise file.refused(f"{here}.sizes", f"'{name}' cannot name a size of its own")
     for arm in part.arms:
         for name in arm.sizes:
             if name not in sizes:
                 raise file.refused(f"{here}.arms", f"unknown size '{name}'; {suggest(name, sizes)}")
+    for name in sizes:
+        if not any(name in (arm.sizes or sizes) for arm in part.arms):
+            raise file.refused(f"{here}.sizes", f"no arm has size {name}")
     budgets = [*part.tokens, *([] if part.tune_tokens is None else [part.tune_tokens])]
     if not all(0 < number <= 2**53 and number == int(number) for number in budgets):
         raise file.refused(f"{here}.tokens", "budgets are whole numbers of tokens")
@@ -287,34 +296,14 @@ def preparation_of(part: PartSettings) -> Preparation:
 
 
 def _check_measures(file: StudyFile, here: str, part: PartSettings) -> None:
-    for name in part.measure:
-        try:
+    with file.at(f"{here}.measure"):
+        for name in part.measure:
             measure_named(name)
-        except ValueError as error:
-            raise file.refused(f"{here}.measure", error) from None
     for name in part.measure_in:
         if name not in MEASURES:
             place = f"{here}.measure_in"
             reason = f"{place}: unknown key {name}; {suggest(name, MEASURES)}"
             raise file.refused(reason, reason)
-
-
-def _check_transport(
-    file: StudyFile, place: str, part: PartSettings, preparation: Preparation
-) -> None:
-    settings = part.transport
-    if settings.windows < 2:
-        raise file.refused(place, "an interval needs two windows or more")
-    for name in ("windows", "positions", "context"):
-        if getattr(settings, name) > LARGEST_SIZE:
-            raise file.refused(f"{place}.{name}", f"{name} must be at most {LARGEST_SIZE:,}")
-    room = settings.context - 1 - settings.context // 2
-    if settings.positions < 1 or (preparation.context is None and settings.positions > room):
-        raise file.refused(
-            place,
-            f"{settings.context} tokens have room for 1 to {room} positions, "
-            f"not {settings.positions}",
-        )
 
 
 def _check_prefill(file: StudyFile, prefill: PrefillSettings) -> None:
@@ -352,7 +341,7 @@ def line_of(text: str, place: str) -> int | None:
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[(\[?)([\w.]+)\]", line):
             table = header.group(2).split(".")
-            if header.group(1):
+            if header.group(1) and len(table) == 1:
                 counts[table[0]] = counts.get(table[0], -1) + 1
             path = list(table)
         elif key := re.match(r"\s*(\w+)\s*=", line):

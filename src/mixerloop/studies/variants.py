@@ -115,7 +115,7 @@ def tuned_value(folder: Path, variant: Variant, sweep: Sweep) -> float | None:
     for value in sweep.values:
         name = tuning.run_name(sweep.title(value), variant.part.tune_seed)
         results = folder / name / runs.RESULTS
-        if not has_result(results, measure):
+        if not has_result(results, measure, tuning.documents):
             return None
         result = read_result(results, measure)
         assert isinstance(result, NllResult)
