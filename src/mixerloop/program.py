@@ -5,6 +5,7 @@ The command line is such a process, and so is the process of a study's cell.
 
 import errno
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -26,7 +27,10 @@ IMPORT_SECONDS = 10.0
 """A signal waits as long as this for a running import, which an exception would tear apart."""
 CLEANING_SECONDS = 5.0
 """While half-written files are removed, further signals are ignored for as long as this."""
-NO_MEMORY = ("can't allocate memory", "out of memory", "std::bad_alloc", "can't start new thread")
+NO_MEMORY = (
+    *("can't allocate memory", "out of memory", "std::bad_alloc", "can't start new thread"),
+    "failed to map segment",  # of a library that is imported
+)
 TOO_LARGE = ("Storage size calculation overflowed", "integer multiplication overflow")
 """Parts of the messages of torch and Python that name a limit of the machine, not a bug."""
 
@@ -67,6 +71,7 @@ def is_stopping() -> bool:
 def _exit_code(work: Callable[[], None]) -> int:
     try:
         machine.end_with_parent()
+        _check_folder()
         work()
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -89,6 +94,16 @@ def _exit_code(work: Callable[[], None]) -> int:
         print(f"mixerloop{rank}: {one_line(problem)}", file=sys.stderr)
         return 1 if isinstance(error, FloatingPointError) else 2
     return 0
+
+
+def _check_folder() -> None:
+    """Reject a current folder that was removed: torch ends the process there while it loads."""
+    try:
+        os.getcwd()  # noqa: PTH109  # `Path.cwd` is this call
+    except FileNotFoundError:
+        raise ValueError(
+            "the current folder was removed; change to a folder that is there"
+        ) from None
 
 
 def _flushed(code: int) -> int:
@@ -175,6 +190,9 @@ def _problem(error: Exception) -> str | None:
     """What is wrong with the input or the machine; None for an error that only we can make."""
     if isinstance(error, OSError) and error.strerror is not None:
         named = error.filename if error.filename2 is None else error.filename2
+        if named is None and error.errno == errno.EMFILE:
+            most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            return f"this process needs more than {most} open files and pipes; raise ulimit -n"
         where = "reading or writing a file" if named is None else os.fsdecode(named)
         return f"{where}: {error.strerror}{_free_space(error.errno, where)}"
     if isinstance(error, ValueError | OSError | FloatingPointError):

@@ -13,6 +13,7 @@ import pytest
 
 from command_line import COMMAND, environment, refused
 from mixerloop import start
+from mixerloop.program import _exit_code
 
 CODES = [(number, 128 + number) for number in start.STOPPING]
 PATIENCE = 120
@@ -290,7 +291,20 @@ LIMITS = (
     (OverflowError("int too large"), "a number is too large: int too large"),
     (RecursionError("too deep"), "something is nested too deeply: too deep"),
     (OSError(28, "No space left on device", "/dev/x"), "/dev/x: No space left on device; "),
+    (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "does not suffice"),
+    (OSError(24, "Too many open files"), "open files and pipes; raise ulimit -n"),
+    (OSError(24, "Too many open files", "a.txt"), "a.txt: Too many open files"),
 )
+
+
+def test_a_folder_that_was_removed_is_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert _exit_code(lambda: pytest.fail("the work has begun")) == 2
+    assert capsys.readouterr().err == (
+        "mixerloop: the current folder was removed; change to a folder that is there\n"
+    )
 
 
 @pytest.mark.parametrize(("error", "said"), LIMITS)
