@@ -7,8 +7,9 @@ from pathlib import Path
 
 LINES = {ord("\n"): None, ord("\t"): None}
 """Control characters that text of several lines has."""
-COLOUR = re.compile(r"(\x1b\[(?:[012]|1;3[0-7]|3[0-7])m)")
-"""The sequences with which a table on a terminal is bold, dim or coloured."""
+COLOUR = re.compile(r"(\x1b\[(?:(?:[0-4]|[39][0-7])(?:;(?!m)|(?=m)))+m)")
+"""Sequences that make text bold, dim, slanted, underlined or coloured, as in tables on terminals;
+none that hides text or makes it blink."""
 HARMFUL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Controls of terminals, and of the direction of text."""
 

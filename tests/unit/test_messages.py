@@ -77,7 +77,7 @@ def test_no_name_moves_a_cursor_or_reorders_text(said, name, capsys, tmp_path):
 
 
 def test_tables_keep_their_lines_and_colours():
-    text = "\x1b[1mrun\x1b[0m\tstate\nä\xa0\u200d b\n"
+    text = "\x1b[1mrun\x1b[0m\t\x1b[1;2;36m4\x1b[0mstate\nä\xa0\u200d b\n"
     assert shown(text) == text
 
 
