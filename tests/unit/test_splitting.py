@@ -75,6 +75,15 @@ def test_few_documents_hold_out_the_share_that_was_asked(texts, share):
     assert train
 
 
+@pytest.mark.parametrize("characters", [100, 1_500, 7_000])
+def test_a_small_text_holds_out_enough_for_an_interval(characters):
+    texts = [text_of(characters)]
+    train, held_out = splits(texts, settings_of(texts))
+    assert len(held_out) >= 2
+    assert 0.05 < sum(map(len, held_out)) / characters < 0.2
+    assert len(train) > len(held_out)
+
+
 def test_many_documents_are_whole_and_their_hash_decides():
     texts = [f"{n} {'tale ' * 400}" for n in range(1500)]
     settings = settings_of(texts)
@@ -95,7 +104,7 @@ def test_the_default_share_falls_as_the_text_grows():
     assert shares == [0.1, 0.1, 0.0131]
 
 
-@pytest.mark.parametrize("texts", [["x"], ["the same"] * 9])
+@pytest.mark.parametrize("texts", [["x"], ["x"] * 9])
 def test_text_that_leaves_a_split_empty_is_rejected(texts):
     with pytest.raises(ValueError, match="cannot be divided into training and held-out text; give"):
         settings_of(texts, 0.1)

@@ -25,7 +25,9 @@ HELD_OUT_CHARACTERS = 2**17
 HELD_OUT_BLOCKS = 32
 """The number of held-out blocks to aim for; from 20 documents on, intervals are trusted."""
 SMALLEST_BLOCK = 1000
-"""Characters of a block, unless the smaller split is to have less text than this."""
+"""Characters of a block, unless the smaller split is to have less text than two such blocks."""
+LEAST_HELD_OUT = 2
+"""Held-out blocks where there are enough blocks; a single one gives no interval."""
 VOCAB_SIZE = 4096
 """Default size of a tokenizer that is trained on the source."""
 SMALLEST_VOCAB_SIZE = 512
@@ -137,7 +139,8 @@ def text_settings(
         return Settings(held_out_share=share, vocab_size=vocab_size)
     share = _small_share(extent) if held_out_share is None else held_out_share
     smaller_split = int(extent.characters * min(share, 1 - share))
-    size = max(1, smaller_split // HELD_OUT_BLOCKS, min(SMALLEST_BLOCK, smaller_split))
+    smallest = min(SMALLEST_BLOCK, smaller_split // LEAST_HELD_OUT)
+    size = max(1, smaller_split // HELD_OUT_BLOCKS, smallest)
     blocks = Settings(block_characters=size)
     return Settings(
         held_out_share=share,
@@ -198,5 +201,5 @@ def _limit(source: Source, share: float, blocks: Settings) -> int:
         )
     held_out = list(accumulate(characters[digest] for digest in digests))
     wanted = share * held_out[-1]
-    number = min(range(1, len(digests)), key=lambda number: abs(held_out[number - 1] - wanted))
-    return digests[number]
+    numbers = range(min(LEAST_HELD_OUT, len(digests) - 1), len(digests))
+    return digests[min(numbers, key=lambda number: abs(held_out[number - 1] - wanted))]
