@@ -24,6 +24,7 @@ from rule_cases import (
     make_inputs,
     random_case,
     results,
+    stored_as,
 )
 
 NATIVE = pytest.param("native", marks=needs.KERNEL.mark)
@@ -82,6 +83,28 @@ def test_the_kernel_computes_every_member_in_every_shape(decay, erase, dtype):
 @pytest.mark.parametrize("decay", ["head", "channel"])
 def test_brutal_and_weak_decays_neither_overflow_nor_lose_digits(decay, erase, dtype, decays):
     check_kernel(dtype, decay=decay, erase=erase, seq=65, decays=decays)
+
+
+def rate_gradient(inputs, form):
+    """Of `A_log` of each head, where the log decay is exp(A_log) times the given log decay."""
+    log_rate = torch.full((2,), 3.0, dtype=inputs["query"].dtype, requires_grad=True)
+    unit = inputs["log_decay"]
+    log_decay = unit * log_rate.exp().view(2, *[1] * (unit.ndim - 3))
+    outputs = linear_attention(**inputs | {"log_decay": log_decay}, form=form)
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in outputs]
+    return torch.autograd.grad(outputs, log_rate, weights)[0].double()
+
+
+@pytest.mark.parametrize("form", FAST_FORMS)
+@pytest.mark.parametrize("erase", ERASES)
+@pytest.mark.parametrize("decay", ["channel"])
+def test_a_rate_of_strong_decays_keeps_the_digits_of_its_gradient(decay, erase, form):
+    """It is a sum of log decays, up to -160, times their gradients, which are as small as exp."""
+    inputs = stored_as(torch.float32, make_inputs(decay=decay, erase=erase, seq=80))
+    wanted = rate_gradient({name: x.double() for name, x in inputs.items()}, "definition")
+    error = (rate_gradient(inputs, form) - wanted).abs().max() / wanted.abs().max()
+    assert error < TOLERANCE[torch.float32]
 
 
 @needs.KERNEL.mark

@@ -554,82 +554,59 @@ __attribute__((noinline)) void backward_tokens(const Chunk<T>& c, Index d_key, I
     }
 }
 
-// The gradient of keys whose channels decay: from the last token to the first, lane j gathers what
-// the tokens i after it give, dA_ij e_i + dP_ij q_i, and all it has gathered decays at each token.
-// `lanes` begins as the gradient of the keys that were kept, which decay to the chunk's end.
+// The gradients of readers, keys and log decays where channels decay, a vector of channels at a time.
+// The rows of `d` begin as what S gives to readers and what the state after the chunk gives to keys,
+// both without decay. From the last token i to the first, the sum of each key j < i gathers what the
+// reader at i gives, dA_ij e_i + dP_ij q_i, and decays.
+//
+// The gradient of g_i is what passes the decay of token i: from keys before i, and from S, to readers
+// from i on and to the state after the chunk (`d_whole`: from S to that state). All terms have that
+// decay as a factor. The difference of what readers get and what keys give, summed from i on, is the
+// same number, but its rounding does not shrink with the decay.
 template <class T, bool erases>
-__attribute__((noinline)) void gather_keys(const Chunk<T>& c, Index d_key, Index dk,
-                                           const T* d_pairs, T* lanes) {
-    constexpr Index count = Lanes<T>::count, SIDE = 4;  // channels side by side
-    for (Index first = 0; first < CHUNK; first += count)
-        for (Index d0 = 0; d0 < d_key; d0 += SIDE) {
-            const Index side = d_key - d0 < SIDE ? d_key - d0 : SIDE;
-            Vector<T> sum[SIDE] = {};
-            for (Index d = 0; d < side; ++d) sum[d] = load(lanes + (d0 + d) * CHUNK + first);
-            for (Index i = CHUNK - 1; i > first; --i) {
-                const Vector<T> d_lower = load(d_pairs + i * CHUNK + first);
-                const Vector<T> d_scores = load(d_pairs + (CHUNK + i) * CHUNK + first);
-                const auto before = lanes_before<T>(i, first);
-                const Index at = i * dk + d0;  // rows are padded: channels after the last are zero
-                for (Index d = 0; d < SIDE; ++d) {
-                    Vector<T> given = d_scores * all(c.query[at + d]);
-                    if (erases) given += d_lower * all(c.readers[at + d]);
-                    const Vector<T> decayed = (sum[d] + given) * all(c.steps[at + d]);
-                    sum[d] = before ? decayed : sum[d];
-                }
-            }
-            for (Index d = 0; d < side; ++d) store(lanes + (d0 + d) * CHUNK + first, sum[d]);
+__attribute__((noinline)) void gather_channels(const Chunk<T>& c, Index d_key, Index dk,
+                                               const T* d_pairs, const T* diagonal,
+                                               const T* d_whole, const ChunkGradients<T>& d) {
+    Vector<T> keys[CHUNK * CHUNK];  // [i, j]: k_j just before token i decays
+    Vector<T> starts[CHUNK], sums[CHUNK];
+    for (Index at = 0; at < d_key; at += Lanes<T>::count) {
+        for (Index i = 0; i < CHUNK; ++i) {
+            const Vector<T> step = load(c.steps + i * dk + at);
+            starts[i] = i == 0 ? step : starts[i - 1] * step;
+            sums[i] = load(d.d_key + i * dk + at);
+            if (i + 1 == CHUNK) break;
+            for (Index j = 0; j < i; ++j) keys[(i + 1) * CHUNK + j] = keys[i * CHUNK + j] * step;
+            keys[(i + 1) * CHUNK + i] = load(c.key + i * dk + at);
         }
-}
-
-// The gradient of readers whose channels decay: from the first token to the last, lane i gathers what
-// the keys j before it give, dA_ij k_j or dP_ij k_j. `lanes` begins as what S gives, which decays from
-// the chunk's start.
-template <class T, bool erases>
-__attribute__((noinline)) void gather_readers(const Chunk<T>& c, Index d_key, Index dk,
-                                              const T* d_pairs_lanes, T* lanes) {
-    constexpr Index count = Lanes<T>::count, SIDE = 2;
-    for (Index first = 0; first < CHUNK; first += count)
-        for (Index d0 = 0; d0 < d_key; d0 += SIDE) {
-            const Index side = d_key - d0 < SIDE ? d_key - d0 : SIDE;
-            const Index last = first + count;
-            Vector<T> erase[SIDE] = {}, query[SIDE] = {};
-            for (Index d = 0; d < side; ++d) {
-                const T* row = lanes + (d0 + d) * 2 * CHUNK + first;
-                if (erases) erase[d] = load(row);
-                query[d] = load(row + CHUNK);
-            }
-            for (Index j = 0; j < last; ++j) {
-                const T* pairs = d_pairs_lanes + j * 2 * CHUNK + first;
-                const Vector<T> d_lower = load(pairs), d_scores = load(pairs + CHUNK);
-                const auto before = lanes_before<T>(j, first);  // tokens that do not see key j
-                const Index at = j * dk + d0;
-                for (Index d = 0; d < SIDE; ++d) {
-                    const Vector<T> step = all(c.steps[at + d]), key = all(c.key[at + d]);
-                    if (erases) erase[d] = before ? erase[d] : erase[d] * step + d_lower * key;
-                    query[d] = before ? query[d] : query[d] * step + d_scores * key;
-                }
-            }
-            for (Index d = 0; d < side; ++d) {
-                T* row = lanes + (d0 + d) * 2 * CHUNK + first;
-                if (erases) store(row, erase[d]);
-                store(row + CHUNK, query[d]);
-            }
-        }
-}
-
-// The gradients of channels' log decays, from those of readers and keys without the diagonal of dP: a
-// decay acts on all that passes its token, which is what comes to later readers less what later keys
-// give. `d_ends` is what leaves the chunk.
-template <class T, bool erases>
-inline void gather_decays(const Chunk<T>& c, Index dk, const T* d_ends, const ChunkGradients<T>& d) {
-    for (Index at = 0; at < dk; at += Lanes<T>::count) {
-        Vector<T> sum = load(d_ends + at);
+        Vector<T> from_state = load(d_whole + at);
         for (Index i = CHUNK - 1; i >= 0; --i) {
             const Index row = i * dk + at;
-            sum += load(c.query + row) * load(d.d_query + row) - load(c.key + row) * load(d.d_key + row);
-            if (erases) sum += load(c.readers + row) * load(d.d_erase_key + row);
-            store(d.d_log_decays + row, sum);
+            const T *d_lower = d_pairs + i * CHUNK, *d_scores = d_pairs + (CHUNK + i) * CHUNK;
+            const Vector<T> step = load(c.steps + row), query = load(c.query + row);
+            const Vector<T> erase = erases ? load(c.readers + row) : Vector<T>{};
+            Vector<T> d_query{}, d_erase{}, d_step{};
+            for (Index j = 0; j < i; ++j) {
+                const Vector<T> key = keys[i * CHUNK + j], d_score = all(d_scores[j]);
+                Vector<T> sum = sums[j] + d_score * query;
+                d_query += d_score * key;
+                if (erases) {
+                    sum += all(d_lower[j]) * erase;
+                    d_erase += all(d_lower[j]) * key;
+                }
+                d_step += sum * key;
+                sums[j] = sum * step;
+            }
+            const Vector<T> query_of_state = starts[i] * load(d.d_query + row);
+            from_state += query * query_of_state;
+            store(d.d_query + row,
+                  query_of_state + step * d_query + all(diagonal[i]) * load(c.key + row));
+            store(d.d_key + row, sums[i] + all(diagonal[i]) * query);
+            if (erases) {
+                const Vector<T> erase_of_state = starts[i] * load(d.d_erase_key + row);
+                from_state += erase * erase_of_state;
+                store(d.d_erase_key + row, erase_of_state + step * d_erase);
+            }
+            store(d.d_log_decays + row, from_state + step * d_step);
         }
     }
 }
@@ -648,40 +625,27 @@ void backward_channels(const Chunk<T>& c, Index d_key, Index d_value, const T* s
     constexpr bool erases = Tokens::erase != Erase::NONE;
     constexpr Index skipped = erases ? 0 : CHUNK, num_readers = 2 * CHUNK - skipped;
     const Index dk = padded(d_key), dv = padded(d_value);
-    T *d_ends = s.again, diagonal[CHUNK];
-    for (Index i = 0; i < CHUNK; ++i)
+    T *d_whole = s.again, diagonal[CHUNK];
+    for (Index i = 0; i < CHUNK; ++i) {
         for (Index j = 0; j < CHUNK; ++j) {
-            const T d_lower = erases && j < i ? -s.products[i * CHUNK + j] : T(0);
-            const T d_score = j < i ? s.products[(CHUNK + i) * CHUNK + j] : T(0);
-            s.d_pairs[i * CHUNK + j] = s.d_pairs_lanes[j * 2 * CHUNK + i] = d_lower;
-            s.d_pairs[(CHUNK + i) * CHUNK + j] = d_score;
-            s.d_pairs_lanes[j * 2 * CHUNK + CHUNK + i] = d_score;
-            if (i == j) diagonal[i] = s.products[(CHUNK + i) * CHUNK + j];
+            const Index at = i * CHUNK + j, query = (CHUNK + i) * CHUNK + j;
+            s.d_pairs[at] = erases && j < i ? -s.products[at] : T(0);
+            s.d_pairs[query] = j < i ? s.products[query] : T(0);
         }
-    for (Index k = 0; k < dk; ++k) {
-        T sum = 0;
-        for (Index i = 0; i < CHUNK && k < d_key; ++i)
-            sum += c.key_lanes[k * CHUNK + i] * s.d_kept[k * CHUNK + i];
-        d_ends[k] = sum;
-        if (k < d_key) d_ends[k] += c.all_steps[k] * dot(s.d_state + k * dv, state + k * dv, dv);
+        diagonal[i] = s.products[(CHUNK + i) * CHUNK + i];
     }
+    clear_row(d_whole, dk);
+    for (Index k = 0; k < d_key; ++k)
+        d_whole[k] = c.all_steps[k] * dot(s.d_state + k * dv, state + k * dv, dv);
     multiply(d_key, num_readers, d_value, rows_of(state, dv), s.lanes + skipped, 2 * CHUNK,
              s.d_readers + skipped, 2 * CHUNK);
-    gather_keys<T, erases>(c, d_key, dk, s.d_pairs, s.d_keys);
-    gather_readers<T, erases>(c, d_key, dk, s.d_pairs_lanes, s.d_readers);
-    scale_rows(s.d_state, c.all_steps, d_key, dv);
-    multiply(d_key, dv, num_readers, columns_of(c.from_start + skipped * dk, dk),
-             s.stored_out + skipped * dv, dv, s.d_state, dv, T(1));
-
     lanes_to_rows(s.d_keys, CHUNK, s.rows.d_key, dk);
     lanes_to_rows(s.d_readers + CHUNK, 2 * CHUNK, s.rows.d_query, dk);
     if (erases) lanes_to_rows(s.d_readers, 2 * CHUNK, s.rows.d_erase_key, dk);
-    gather_decays<T, erases>(c, dk, d_ends, s.rows);
-    for (Index i = 0; i < CHUNK; ++i)
-        for (Index at = 0; at < dk; ++at) {
-            s.rows.d_query[i * dk + at] += diagonal[i] * c.key[i * dk + at];
-            s.rows.d_key[i * dk + at] += diagonal[i] * c.query[i * dk + at];
-        }
+    gather_channels<T, erases>(c, d_key, dk, s.d_pairs, diagonal, d_whole, s.rows);
+    scale_rows(s.d_state, c.all_steps, d_key, dv);
+    multiply(d_key, dv, num_readers, columns_of(c.from_start + skipped * dk, dk),
+             s.stored_out + skipped * dv, dv, s.d_state, dv, T(1));
 }
 
 // From dR U^T and dO U^T to D dA, D dP and their transposes, and to what pairs of tokens give to the
