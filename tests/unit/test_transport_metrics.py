@@ -50,9 +50,15 @@ def test_an_increment_that_is_nothing_is_not_new_and_no_direction():
     np.testing.assert_array_equal(marginal_itr(gram([0, 0], [0, 0])), [0, 0])
 
 
-def test_what_is_a_millionth_of_the_largest_counts_as_nothing():
-    np.testing.assert_array_equal(marginal_itr(gram([1, 0], [0, 0.9e-6])), [1, 0])
-    np.testing.assert_allclose(marginal_itr(gram([1, 0], [0, 1.1e-6])), [1, 1])
+def test_a_sum_that_is_a_millionth_of_the_largest_counts_as_nothing():
+    assert itr(gram([0, 0.9e-6], [1, 0])) == pytest.approx(1)
+    assert itr(gram([0, 1.1e-6], [1, 0])) == pytest.approx(2)
+
+
+@pytest.mark.parametrize("scale", [1e150, 1, 1e-4, 1e-7, 1e-150])
+def test_a_short_increment_repeats_as_much_as_a_long_one(scale):
+    increments = np.array([[1, 0, 0], [0, scale, 0], [0, 0.8 * scale, 0.6 * scale]])
+    np.testing.assert_allclose(marginal_itr(gram(*increments)), [1, 1, 0.36], rtol=1e-12)
 
 
 def test_the_later_share_is_of_the_sum():
@@ -79,4 +85,28 @@ def test_scale_and_orthogonal_coordinates_change_nothing(increments, scale, seed
     np.testing.assert_allclose(itr(gram(*moved)), itr(gram(*increments)), rtol=1e-6)
     np.testing.assert_allclose(
         marginal_itr(gram(*moved)), marginal_itr(gram(*increments)), rtol=1e-6, atol=1e-9
+    )
+
+
+def marginal_itr_by_definition(increments):
+    """The squared length that least squares leave of each increment at length 1."""
+    units = increments / np.linalg.norm(increments, axis=1, keepdims=True)
+    shares = [1.0]
+    for index in range(1, len(units)):
+        earlier, own = units[:index].T, units[index]
+        rest = own - earlier @ np.linalg.lstsq(earlier, own)[0]
+        shares.append(rest @ rest)
+    return np.array(shares)
+
+
+@given(vectors, arrays(float, 4, elements=st.floats(-150, 150)))
+def test_marginal_itr_is_that_of_the_definition_however_increments_are_scaled(
+    increments, exponents
+):
+    lengths = np.linalg.norm(increments, axis=1, keepdims=True)
+    assume(lengths.min() > 1e-3)
+    assume(np.linalg.svd(increments / lengths, compute_uv=False)[-1] > 1e-2)  # away from the cut
+    scaled = increments * 10.0 ** exponents[:, None]
+    np.testing.assert_allclose(
+        marginal_itr(gram(*scaled)), marginal_itr_by_definition(increments), rtol=0, atol=1e-10
     )

@@ -5,10 +5,11 @@ root of the predicted distribution. The Gram matrices may have leading axes, suc
 """
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
-NOTHING = 1e-6  # relative to the largest norm; a shorter vector counts as zero
+NOTHING = 1e-6  # relative to the largest norm; a shorter sum of increments counts as zero
 RANK_CUT = 1e-8  # relative to the largest eigenvalue; smaller eigenvalues are not inverted
+SMALLEST = np.finfo(np.float64).tiny  # a smaller squared length has no digits to divide by
 
 Gram = Float[np.ndarray, "... passes passes"]
 
@@ -22,10 +23,8 @@ def itr(increments: Gram) -> Float[np.ndarray, "..."]:
     sums = np.tril(np.ones((size, size)))
     cumulative = sums @ increments @ sums.T
     norms = _norms(cumulative)
-    moves = _is_nonzero(norms)
-    unit = np.where(moves, norms, 1.0)
-    cosines = cumulative / (unit[..., :, None] * unit[..., None, :])
-    cosines = np.where(moves[..., :, None] & moves[..., None, :], cosines, 0.0)
+    moves = (norms > 0) & (norms >= NOTHING * norms.max(axis=-1, keepdims=True))
+    cosines = _cosines(cumulative, moves)
     trace = moves.sum(axis=-1).astype(float)
     squares = (cosines**2).sum(axis=(-2, -1))
     return np.divide(trace**2, squares, out=np.full_like(trace, np.nan), where=squares > 0)
@@ -38,17 +37,18 @@ def itr_by_depth(increments: Gram) -> Float[np.ndarray, "... passes"]:
 
 
 def marginal_itr(increments: Gram) -> Float[np.ndarray, "... passes"]:
-    """The share of each increment that no earlier increment can express; 0 for a zero increment."""
+    """The share of each increment that no earlier increment can express; 0 for a zero increment.
+
+    Increments are scaled to length 1 first: however short, an increment expresses its direction.
+    """
     size = increments.shape[-1]
-    moves = _is_nonzero(_norms(increments))
+    moves = np.diagonal(increments, axis1=-2, axis2=-1) >= SMALLEST
+    cosines = _cosines(increments, moves)
     novelty = [np.ones(increments.shape[:-2])]
     for index in range(1, size):
-        earlier = increments[..., :index, :index]
-        with_earlier = increments[..., :index, index]
-        own = increments[..., index, index]
-        inverse = np.linalg.pinv(earlier, rcond=RANK_CUT, hermitian=True)
-        expressed = np.einsum("...i,...ij,...j->...", with_earlier, inverse, with_earlier)
-        novelty.append(1 - expressed / np.where(own > 0, own, 1.0))
+        with_earlier = cosines[..., :index, index]
+        inverse = np.linalg.pinv(cosines[..., :index, :index], rcond=RANK_CUT, hermitian=True)
+        novelty.append(1 - np.einsum("...i,...ij,...j->...", with_earlier, inverse, with_earlier))
     return np.where(moves, np.clip(np.stack(novelty, axis=-1), 0.0, 1.0), 0.0)
 
 
@@ -63,5 +63,8 @@ def _norms(gram: Gram) -> Float[np.ndarray, "... passes"]:
     return np.sqrt(np.maximum(np.diagonal(gram, axis1=-2, axis2=-1), 0.0))
 
 
-def _is_nonzero(norms: Float[np.ndarray, "... passes"]) -> np.ndarray:
-    return (norms > 0) & (norms >= NOTHING * norms.max(axis=-1, keepdims=True))
+def _cosines(gram: Gram, moves: Bool[np.ndarray, "... passes"]) -> Gram:
+    """The Gram matrix of the vectors at length 1; zero for vectors that count as zero."""
+    norms = np.where(moves, _norms(gram), 1.0)
+    cosines = gram / (norms[..., :, None] * norms[..., None, :])
+    return np.where(moves[..., :, None] & moves[..., None, :], cosines, 0.0)
