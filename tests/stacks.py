@@ -52,8 +52,8 @@ STACKS = {
     "after_add": {"norm_placement": "after_add", "attention": HEADS, "mixer": "attention"}
     | {"embedding_scale": 3.0, "tied_head": False, **FFN},
     "hybrid": {"mixer": "1 mamba2, 1 attention", "ffn": ["swiglu", "experts"]}
-    | {"mamba2": MIXERS["mamba2"], "attention": HEADS | {"window": 4}}
-    | {"experts": FFNS["experts"], **FFN},
+    | {"mamba2": MIXERS["mamba2"] | {"norm_per_group": True}}
+    | {"attention": HEADS | {"window": 4}, "experts": FFNS["experts"], **FFN},
 }
 """The keys of `[model]` of each stack, besides its sizes."""
 

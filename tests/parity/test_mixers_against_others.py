@@ -333,6 +333,34 @@ def test_gated_linear_attention_is_the_rule_of_fla():
     check(ours, by_hand)
 
 
+@pytest.mark.parametrize("norm_per_group", [False, True])
+def test_mamba2_is_the_rule_and_the_norm_of_fla(norm_per_group):
+    """The layer of fla normalises each group; that of transformers, all heads."""
+    rule = needs.module("fla.ops.simple_gla.naive").naive_recurrent_simple_gla
+    norm = needs.module("fla.modules.layernorm_gated").rms_norm_ref
+    ours = made(
+        "mamba2", **HEADS, d_state=5, num_groups=2, norm_per_group=norm_per_group
+    )  # two heads of width 6 in a group
+
+    def by_hand(x):
+        padded = F.pad(F.linear(x, ours.vkq_proj.weight).mT, (3, 0))
+        weight = ours.vkq_conv.weight[:, None]
+        convolved = F.silu(F.conv1d(padded, weight, ours.vkq_conv.bias, groups=len(weight))).mT
+        value, key, query = convolved.split([24, 10, 10], dim=-1)
+        value = value.unflatten(-1, (4, 6))
+        key, query = (part.unflatten(-1, (2, 5))[:, :, [0, 0, 1, 1]] for part in (key, query))
+        step = F.softplus(F.linear(x, ours.step_proj.weight) + ours.dt_bias)
+        decay = -ours.A_log.exp() * step
+        read, _ = rule(query, key, step[..., None] * value, decay, scale=1.0)
+        skipped = (read + ours.skip[:, None] * value).flatten(2)
+        gate = F.linear(x, ours.gate_proj.weight)
+        options = {"group_size": 12 if norm_per_group else None, "norm_before_gate": False}
+        mixed = norm(skipped, ours.output_norm.weight, None, gate, eps=EPS, **options)
+        return F.linear(mixed, ours.output_proj.weight)
+
+    check(ours, by_hand)
+
+
 def test_retention_is_the_rule_of_fla():
     rule = needs.module("fla.ops.retention.naive").naive_retention
     ours = made("retention", **HEADS, rotary_base=50.0)

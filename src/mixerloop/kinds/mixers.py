@@ -140,6 +140,8 @@ class Mamba2Options:
     """Width of the keys and queries, B and C, that write and read a head's state."""
     num_groups: int = 1
     """Groups of heads; the heads of a group share their keys and queries."""
+    norm_per_group: bool = False
+    """Normalise each group of heads by itself, and not all heads of a token together."""
     conv_width: int = 4
     """Tokens the short convolution in front of the mixer sees."""
 

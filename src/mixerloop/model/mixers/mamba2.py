@@ -18,7 +18,7 @@ from mixerloop.model.sublayer import Place, State
 
 
 class Mamba2(LinearMixer):
-    """Short convolution with a bias, skip of the values, norm over all heads after the gate."""
+    """Short convolution with a bias, skip of the values, norm of heads together after the gate."""
 
     def __init__(self, options: Mamba2Options, place: Place) -> None:
         super().__init__(
@@ -35,7 +35,12 @@ class Mamba2(LinearMixer):
         self.vkq_conv = ShortConvolution(sum(self.sizes), options.conv_width, bias=True)
         self.gate_proj = Projection(place.d_model, d_inner, form=place.form)
         self.step_proj = Projection(place.d_model, self.num_heads, form=place.form)
-        self.output_norm = RMSNorm(d_inner, place.norm_eps, form=place.form)
+        self.output_norm = RMSNorm(
+            d_inner,
+            place.norm_eps,
+            form=place.form,
+            num_groups=self.num_groups if options.norm_per_group else 1,
+        )
         self.output_proj = Projection(d_inner, place.d_model, form=place.form)
         self.A_log = nn.Parameter(torch.empty(self.num_heads))
         self.dt_bias = nn.Parameter(torch.empty(self.num_heads))
@@ -58,7 +63,7 @@ class Mamba2(LinearMixer):
     def finish(
         self, read: Float[Tensor, "batch seq heads d_value"], aside: tuple[Tensor, ...]
     ) -> Float[Tensor, "batch seq values"]:
-        """Values skip the memory; all heads together at unit mean square, behind the gate."""
+        """Values skip the memory; gated heads, all or each group of them, at unit mean square."""
         value, gate = aside
         read = read + self.skip[:, None] * value
         return self.output_norm(read.flatten(-2) * F.silu(wide(gate)))
