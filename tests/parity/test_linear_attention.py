@@ -98,7 +98,7 @@ def rate_gradient(inputs, form):
 
 @pytest.mark.parametrize("form", FAST_FORMS)
 @pytest.mark.parametrize("erase", ERASES)
-@pytest.mark.parametrize("decay", ["channel"])
+@pytest.mark.parametrize("decay", ["head", "channel"])
 def test_a_rate_of_strong_decays_keeps_the_digits_of_its_gradient(decay, erase, form):
     """It is a sum of log decays, up to -160, times their gradients, which are as small as exp."""
     inputs = stored_as(torch.float32, make_inputs(decay=decay, erase=erase, seq=80))

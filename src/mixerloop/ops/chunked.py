@@ -294,14 +294,16 @@ def backward(
     d_v = b * d_right
     d_b = (d_right * surprise).sum(-1) + (d_lower * lower).sum(-1)
 
-    # Every decay is exp of a difference of places in the cumulative sum.
+    # Every decay is exp of a difference of places in the cumulative sum. In float64: what two
+    # places add to and take from the sums must cancel, also where a strong decay leaves little.
     pairs = d_scores * (q @ k.mT) + b * (d_lower * lower)
+    from_pairs = pairs.sum(-1, dtype=torch.float64) - pairs.sum(-2, dtype=torch.float64)
     d_start = (d_output * (q @ states)).sum(-1) - b[..., 0] * (d_right * stored).sum(-1)
-    d_end = (k * d_kept).sum(-1) * decay.end[..., 0]
+    d_end = ((k * d_kept).sum(-1) * decay.end[..., 0]).double()
     d_whole = decay.whole[..., 0, 0] * (d_states_out * states).sum((-1, -2))
-    d_total = d_start * decay.start[..., 0] + pairs.sum(-1) - pairs.sum(-2) - d_end
+    d_total = d_start * decay.start[..., 0] + from_pairs - d_end
     d_total[..., -1] += d_end.sum(-1) + d_whole
-    d_g = d_total.flip(-1).cumsum(-1).flip(-1)
+    d_g = d_total.flip(-1).cumsum(-1).flip(-1).to(g.dtype)
     d_chunks = Chunks(d_q, d_k, d_v, d_g, d_b)
     if not is_finite(d_initial_state):
         in_backward = broken_chunks(d_states_out.flip(2), d_initial_state).flip(2)
