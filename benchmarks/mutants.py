@@ -10,8 +10,9 @@ process writes the changed module to a copy of the repository, forks, exchanges 
 changed function in the child, and runs the tests that reach the changed line, quick tests first,
 until a test fails. Tests that start processes read the changed file.
 
-A mutant that no test notices within `--seconds` of a processor's time has survived. A test that
-reaches the line only in a process of its own is not in the map, so it cannot kill a mutant here.
+Tests of commands are left out. A mutant that no test notices within `--seconds` of a processor's
+time has survived. A test that reaches the line only in a process of its own is not in the map, so
+it cannot kill a mutant here.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from coverage import CoverageData
 
 ROOT = Path(__file__).parents[1]
 FAST = "not slow and not nightly"  # the tests of `make test`
+TIERS = ("tests/unit", "tests/property", "tests/parity", "tests/golden")  # no processes, no verbs
 MODULES = (
     "schedule.py",
     "notation.py",
@@ -582,7 +584,7 @@ def _work(file: Path, out: Path, seconds: float, root: Path) -> None:
     # The environment decides which warnings are errors, as for the tests.
     runner = Runner(json.loads(file.read_text()), out, root, seconds)
     code = pytest.main(
-        ["-q", "-m", FAST, "-p", "no:cacheprovider", "-p", "no:xdist"], plugins=[runner]
+        [*TIERS, "-q", "-m", FAST, "-p", "no:cacheprovider", "-p", "no:xdist"], plugins=[runner]
     )
     assert code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED), code
 
