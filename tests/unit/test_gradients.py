@@ -138,6 +138,16 @@ def test_weights_that_never_run_are_left_alone(tiny, batch):
         assert moved == ("ffn" not in name), name
 
 
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of its own workings
+@pytest.mark.usefixtures("shapes_unchecked")  # the compiler cannot trace the checks
+@pytest.mark.parametrize("mixer", ["gated_delta_net", "kimi_delta"])
+def test_a_compiled_sublayer_is_a_single_graph(mixer):
+    layer = fresh_model(stack_config(mixer), seed=0, form="torch").layers[0]
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)  # raises if a graph breaks
+    with torch.no_grad():
+        assert compiled(torch.randn(1, 5, 16), "mixer").update.shape == (1, 5, 16)
+
+
 @pytest.mark.slow
 @needs.COMPILER.mark
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of its own workings

@@ -22,6 +22,7 @@ not finite, then the gradients of the earlier tokens are NaN, except those of th
 
 from collections.abc import Callable
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -42,9 +43,12 @@ HAVE_NATIVE = (None, "cpu", "meta")
 def choose_form(choice: FormChoice, device_type: str | None = None) -> Form:
     """The form a run will use from its first token to its last; `auto` is the fastest.
 
-    Without a device type only the installed packages are checked, and `auto` is for a CPU.
+    Without a device type only the installed packages are checked, and `auto` is for a CPU. In code
+    that is compiled a form was checked when its model was made; a search would break the graph.
     """
     chosen = one_of(FormChoice, choice, "form")
+    if chosen != "auto" and torch.compiler.is_compiling():
+        return chosen
     compiled = native_library.library() is not None
     if chosen == "auto":
         if device_type == "cuda":
