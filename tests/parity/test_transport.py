@@ -8,7 +8,10 @@ import torch
 
 from mixerloop.data.windows import DrawnWindows, spread_positions
 from mixerloop.model.initialization import fresh_model
+from mixerloop.ops import fla, gated_delta_rule
+from mixerloop.ops.chunked import chunked_gated_delta_rule
 from mixerloop.schedule import LOOPS, Occurrence, mixer_loop
+from mixerloop.transport import measurement
 from mixerloop.transport.executor import shared_residuals
 from mixerloop.transport.figures import summarise, summarise_removals
 from mixerloop.transport.geometry import itr, marginal_itr
@@ -200,6 +203,41 @@ def test_the_random_controls_novelty_is_rounding(tiny):
     assert narrow > 0.1 > wide
     assert floor.marginal_itr[1] == pytest.approx(narrow - wide, rel=0.5)
     assert noise_floor(model, windows).marginal_itr[1] < 1e-4
+
+
+def test_the_noise_floor_needs_no_float64_in_the_form_of_the_model(tiny, monkeypatch):
+    def narrow(**inputs):
+        assert inputs["value"].dtype == torch.float32
+        return chunked_gated_delta_rule(**inputs)
+
+    monkeypatch.setattr(fla, "is_installed", lambda: True)
+    monkeypatch.setattr(fla, "is_interpreted", lambda: True)
+    monkeypatch.setitem(gated_delta_rule._FORMS, "fla", narrow)
+    windows = windows_of(tiny.vocab_size)
+    config = tiny.changed(schedule="mixer_loop(2)")
+    found, wanted = (
+        noise_floor(fresh_model(config, seed=0, form=form), windows) for form in ("fla", "torch")
+    )
+    np.testing.assert_array_equal(found.hellinger_squared, wanted.hellinger_squared)
+
+
+def test_nothing_is_measured_where_the_noise_floor_cannot_be(tiny, monkeypatch):
+    def fails(*_, **options):
+        raise ValueError("no wider type")
+
+    monkeypatch.setattr(measurement, "noise_floor", fails)
+    model, measured = model_of(tiny, "mixer_loop(2)"), []
+    with pytest.raises(ValueError, match="no wider type"):
+        measurement.transport_figures(
+            model,
+            windows_of(tiny.vocab_size),
+            schedule=model.schedule,
+            compute_dtype="float32",
+            seed=0,
+            removal=False,
+            progress=lambda *counts: measured.append(counts),
+        )
+    assert measured == []
 
 
 def test_a_schedule_without_a_mixer_is_refused(tiny):

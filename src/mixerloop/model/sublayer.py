@@ -59,7 +59,10 @@ class Place:
     d_model: int
     norm_eps: float
     form: Form
-    """The form of the model's operators; a sublayer that has no such form says so in `forms`."""
+    """The form of the model's operators; a sublayer that has no such form says so in `forms`.
+
+    A module keeps it as `form`: transport sets that to torch in its float64 copy of a model.
+    """
 
 
 class SublayerModule(nn.Module, ABC):

@@ -220,11 +220,14 @@ def transport_figures(
     removal: bool,
     progress: Callable[[int, int], None] | None = None,
 ) -> TransportFigures:
-    """Figures with intervals, the noise floor and, with `removal`, the cost of removals."""
+    """Figures with intervals, the noise floor and, with `removal`, the cost of removals.
+
+    The noise floor is measured first: if the wider type cannot run, nothing long has run in vain.
+    """
+    noise = noise_floor(model, windows, schedule=schedule, compute_dtype=compute_dtype)
     trajectories = measure(
         model, windows, schedule=schedule, compute_dtype=compute_dtype, progress=progress
     )
-    noise = noise_floor(model, windows, schedule=schedule, compute_dtype=compute_dtype)
     removal_figures = None
     if removal:
         costs = removal_costs(model, windows, schedule=schedule, compute_dtype=compute_dtype)

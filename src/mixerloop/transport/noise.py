@@ -44,12 +44,15 @@ def noise_floor(
     schedule: Schedule | None = None,
     compute_dtype: ComputeDtype = "float32",
 ) -> NoiseFloor:
-    """Compare increments in the compute type with increments in the next wider type."""
+    """Compare increments in the compute type with increments in the next wider type.
+
+    A copy of the model in a wider type runs in form torch, since form fla has no float64.
+    """
     schedule = model.schedule if schedule is None else schedule
     narrow_is_float32 = compute_dtype == "float32"
     wide_model = model
     if narrow_is_float32 or model.is_narrow:
-        wide_model = copy.deepcopy(model).to(torch.float64 if narrow_is_float32 else torch.float32)
+        wide_model = _wide_copy(model, torch.float64 if narrow_is_float32 else torch.float32)
     most = max(len(mixer_passes(schedule, layer)) for layer in mixing_layers(schedule))
     device = model.embedding.weight.device
     _, batch = next(batches_of(windows, device, NOISE_WINDOWS))
@@ -70,6 +73,15 @@ def noise_floor(
         share=noise / np.maximum(np.diagonal(wide_gram), np.finfo(float).tiny),
         marginal_itr=np.maximum(0.0, marginal_itr(narrow_gram) - marginal_itr(wide_gram)),
     )
+
+
+def _wide_copy(model: LoopedLM, dtype: torch.dtype) -> LoopedLM:
+    """The model in a wider type and in form torch, which computes in every type."""
+    wide = copy.deepcopy(model).to(dtype)
+    for module in wide.modules():
+        if "form" in vars(module):
+            vars(module)["form"] = "torch"
+    return wide
 
 
 def _squares(narrow: list[Readout], wide: list[Readout]) -> np.ndarray:
