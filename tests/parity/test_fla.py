@@ -1,52 +1,56 @@
-"""The rule of flash-linear-attention. Without a GPU its recurrent kernel can run in Python.
+"""The rules of flash-linear-attention. Without a GPU their kernels run in Triton's interpreter.
 
-What this cannot try: the chunked kernel, gradients, and anything on CUDA.
+What this cannot try: compiled kernels, products in bfloat16, and anything on CUDA.
 """
 
 import importlib.util
+import json
 import subprocess
 import sys
 
 import pytest
+import torch
 
 import needs
+from mixerloop.model.initialization import meta_model
 from mixerloop.ops import fla, native_library
+from mixerloop.ops import gated_delta_rule as rule
+from mixerloop.ops.chunked import chunked_gated_delta_rule
 from mixerloop.ops.gated_delta_rule import choose_form, gated_delta_rule
 from rule_cases import GATED_DELTA_RULE, make_inputs
-
-UNDER_INTERPRETER = """
-import itertools, sys, torch
-sys.path[:0] = sys.argv[1:]
-from rule_cases import GATED_DELTA_RULE, make_inputs
-from mixerloop.ops.gated_delta_rule import gated_delta_rule
-
-torch.set_grad_enabled(False)
-for seq, sizes in itertools.product((1, 5, 17), ((16, 16), (72, 72), (16, 40))):
-    inputs = make_inputs(**GATED_DELTA_RULE, seq=seq, sizes=sizes)
-    wanted = gated_delta_rule(**inputs, form="definition")
-    for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 2.0**-6)):
-        tokens = {k: v.to(dtype) if v.ndim == 4 and k != "initial_state" else v.float()
-                  for k, v in inputs.items()}
-        found = gated_delta_rule(**tokens, form="fla")
-        assert found[0].dtype == dtype
-        for one, other in zip(found, wanted, strict=True):
-            error = (one.double() - other).abs().max() / other.abs().max().clamp_min(1)
-            assert error < bound, (seq, sizes, dtype, float(error))
-print("agree")
-"""
+from small_model import small_config
 
 
-@pytest.mark.slow
 @needs.package("fla").mark
 @needs.package("triton").mark
-def test_the_recurrent_kernel_computes_the_rule(request):
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(
+            ["recurrent", "rules", "forgetting", "models", "transport"], marks=pytest.mark.slow
+        ),
+        pytest.param(["every_rule", "every_model"], marks=pytest.mark.nightly),
+    ],
+    ids=["some", "every"],
+)
+def test_the_kernels_agree_with_the_definition_in_tritons_interpreter(parts, request):
+    """In a process of its own: Triton reads the environment when it is imported."""
+    script = request.path.parents[1] / "fla_interpreted.py"
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", UNDER_INTERPRETER, request.path.parents[1]],
-        env={"TRITON_INTERPRET": "1", "PATH": "", "HOME": "/nonexistent"},
+        [sys.executable, "-W", "ignore", script, *parts],
+        env={"PATH": "", "HOME": "/nonexistent"},
         capture_output=True,
         text=True,
     )
-    assert done.stdout.strip() == "agree", done.stderr
+    assert done.returncode == 0, done.stderr
+    cases = json.loads(done.stdout)
+    assert {case["part"] for case in cases} == set(parts)
+    wrong = [
+        case
+        for case in cases
+        if not all(error <= case["bound"] for error in case["errors"].values())
+    ]
+    assert wrong == []
 
 
 @needs.package("fla").mark
@@ -74,6 +78,37 @@ def test_the_native_kernel_is_refused_on_cuda(monkeypatch):
     monkeypatch.setattr(native_library, "library", lambda: object())
     with pytest.raises(ValueError, match="native runs on CPUs; choose fla or torch"):
         choose_form("native", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("mixer", "d_head", "form"),
+    [
+        ("gated_delta_net", 256, "fla"),
+        ("gated_delta_net", 257, "torch"),
+        ("kimi_delta", 257, "torch"),
+        ("gated_delta_net_2", 16, "torch"),
+        ("retention", 258, "fla"),
+    ],
+)
+def test_a_mixer_for_which_there_is_no_kernel_runs_in_torch_and_says_so(
+    monkeypatch, mixer, d_head, form
+):
+    monkeypatch.setattr(fla, "is_installed", lambda: True)
+    sizes = {"num_layers": 1, "d_model": 16, "vocab_size": 12, "swiglu": {"d_ffn": 24}}
+    config = small_config(**sizes, mixer=mixer, **{mixer: {"num_heads": 1, "d_head": d_head}})
+    forms = meta_model(config, form="fla").forms()
+    assert forms.get("gated_delta_rule", forms.get("linear_attention")) == form
+
+
+def test_wide_keys_run_in_torch_under_auto_and_are_refused_otherwise(monkeypatch):
+    inputs = make_inputs(**GATED_DELTA_RULE, seq=1, sizes=(257, 2))
+    inputs = {name: tensor.float() for name, tensor in inputs.items()}
+    with pytest.raises(ValueError, match=r"no kernel for keys of 257 numbers .* 256; choose torch"):
+        fla.fla_gated_delta_rule(**inputs)
+    monkeypatch.setattr(rule, "run_directly", lambda *_: None)
+    monkeypatch.setattr(rule, "choose_form", lambda *_: "fla")
+    output, _ = rule.gated_delta_rule(**inputs, form="auto")
+    assert torch.equal(output, chunked_gated_delta_rule(**inputs)[0])
 
 
 def test_float64_is_refused():

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mixerloop.config import Form
 from mixerloop.model.projection import Projection
 from mixerloop.model.sublayer import Cost, MixerModule, Output, Place, State
+from mixerloop.ops.gated_delta_rule import form_of_rule
 from mixerloop.ops.linear_attention import linear_attention
 
 UNIT_NORM_EPS = 1e-6  # under the root, as in flash-linear-attention
@@ -51,7 +52,7 @@ class LinearMixer(MixerModule):
         super().__init__()
         self.num_heads, self.d_key, self.d_value = num_heads, d_key, d_value
         self.erases = erases
-        self.form: Form = place.form
+        self.form: Form = form_of_rule(place.form, "own" if erases else "none", d_key)
 
     @abstractmethod
     def prepare(self, x: Float[Tensor, "batch seq d_model"], carried: State | None) -> Prepared:

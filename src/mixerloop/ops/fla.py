@@ -2,8 +2,12 @@
 
 Two Triton kernels of each member are used: the chunked kernel, which has a backward, and the
 recurrent kernel for short sequences without gradients, as in decoding. The caller normalises and
-scales. There are gradients and no other derivatives. There is no kernel for an erase key that is
-not the token's own key times a number.
+scales. There are gradients and no other derivatives. `missing_kernel` says for which members of the
+family there is no kernel.
+
+The kernels add up log decays in float32, so their errors grow with the sum of the decays in a
+chunk; `docs/operator.md` has figures. A log decay of -inf would make differences of the sums NaN,
+so decays are clamped where they forget everything.
 """
 
 import importlib
@@ -11,7 +15,7 @@ import importlib.util
 import os
 import warnings
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -20,6 +24,11 @@ from torch import Tensor
 from mixerloop.ops.derivatives import GradientOnly
 
 LONGEST_RECURRENT = 64  # tokens, a chunk of the chunked kernel
+WIDEST_ERASED_KEY = 256  # of a head, in the chunked kernels that erase
+FORGETS = -104.0
+"""A log decay whose exponential is 0 in float32; a clamped log decay has the gradient 0."""
+Erase = Literal["none", "own", "given"]
+"""How a member erases: not at all, with its own key times a write strength, with any erase key."""
 
 
 def is_installed() -> bool:
@@ -30,6 +39,18 @@ def is_installed() -> bool:
 def is_interpreted() -> bool:
     """Whether Triton runs its kernels in Python, on any machine and slowly."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def missing_kernel(erase: Erase, d_key: int) -> str | None:
+    """What the kernels lack for a member of the family, or None if they have it."""
+    if erase == "given":
+        return "form fla has no kernel for erase keys; choose torch"
+    if erase == "own" and d_key > WIDEST_ERASED_KEY:
+        return (
+            f"form fla has no kernel for keys of {d_key} numbers in a head, only for up to "
+            f"{WIDEST_ERASED_KEY}; choose torch"
+        )
+    return None
 
 
 def fla_gated_delta_rule(
@@ -44,6 +65,7 @@ def fla_gated_delta_rule(
     """The rule in float32, on tokens in float32 or bfloat16; per channel it is KDA."""
     return _run(
         "gated_delta_rule" if log_decay.ndim == 3 else "kda",
+        "own",
         GradientOnly("gated_delta_rule", "fla", instead="form torch or definition"),
         q=query,
         k=key,
@@ -64,12 +86,11 @@ def fla_linear_attention(
     initial_state: Float[Tensor, "batch heads d_key d_value"],
 ) -> tuple[Float[Tensor, "batch seq heads d_value"], Float[Tensor, "batch heads d_key d_value"]]:
     """The members that only add: simple GLA, or GLA where channels decay."""
-    if erase_key is not None:
-        raise ValueError("form fla has no kernel for erase keys; choose torch")
     if log_decay is None:
         log_decay = initial_state.new_zeros(key.shape[:3])
     return _run(
         "simple_gla" if log_decay.ndim == 3 else "gla",
+        "none" if erase_key is None else "given",
         GradientOnly("linear_attention", "fla", instead="form torch or definition"),
         q=query,
         k=key,
@@ -79,8 +100,13 @@ def fla_linear_attention(
     )
 
 
-def _run(member: str, derivatives: GradientOnly, **inputs: Tensor) -> tuple[Tensor, Tensor]:
+def _run(
+    member: str, erase: Erase, derivatives: GradientOnly, **inputs: Tensor
+) -> tuple[Tensor, Tensor]:
     """Run a kernel of a member of the family; the names of inputs are those of its arguments."""
+    missing = missing_kernel(erase, inputs["k"].shape[-1])
+    if missing is not None:
+        raise ValueError(missing)
     if inputs["initial_state"].dtype == torch.float64:
         raise ValueError("form fla computes in float32; choose torch for float64")
     given = tuple(inputs.values())
@@ -91,6 +117,7 @@ def _run(member: str, derivatives: GradientOnly, **inputs: Tensor) -> tuple[Tens
     if wants_gradient:
         given = _BeforeKernel.apply(derivatives, cotangents, *given)
     arguments = {name: tensor.contiguous() for name, tensor in zip(inputs, given, strict=True)}
+    arguments["g"] = arguments["g"].clamp(min=FORGETS)
     if member == "gla" and not is_chunked:
         arguments["gk"] = arguments.pop("g")
     kernel = _kernel(member, "chunk" if is_chunked else "fused_recurrent")

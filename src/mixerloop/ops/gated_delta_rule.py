@@ -13,7 +13,8 @@ float64 when any input is; the output has the type of `value`.
 
 All derivatives of the forms `definition` and `torch` are right; `native` and `fla` have gradients
 and reject the others. A number that is not finite reaches its own and later tokens: in the forms
-`torch` (on a CPU) and `native`, outputs and gradients are finite where those of the definition are.
+`torch` (on a CPU) and `native`, outputs and gradients are finite where those of the definition are;
+in the form `fla` it reaches its whole chunk.
 A log decay of -inf forgets the state, and everything stays finite. One limit is the definition's
 own: if the loss is of earlier tokens only and a later query, key, log decay or write strength is
 not finite, then the gradients of the earlier tokens are NaN, except those of their queries, because
@@ -70,6 +71,11 @@ def choose_form(choice: FormChoice, device_type: str | None = None) -> Form:
     return chosen
 
 
+def form_of_rule(form: Form, erase: fla.Erase, d_key: int) -> Form:
+    """The form in which a rule with such keys runs in a model of this form, or under `auto`."""
+    return "torch" if form == "fla" and fla.missing_kernel(erase, d_key) is not None else form
+
+
 Rule = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -113,6 +119,8 @@ def gated_delta_rule(
         if done is not None:
             return done
     chosen = choose_form(form, value.device.type)
+    if form == "auto":
+        chosen = form_of_rule(chosen, "own", key.shape[-1])
     return run_form(
         _FORMS[chosen],
         chosen,

@@ -12,8 +12,8 @@ one for each channel of its keys), and whether a token erases (e is given) or on
 The state and all sums are float32, or float64 when any input is; the output has the type of
 `value`. The forms `definition` and `torch` have all derivatives; `native` and `fla` have gradients
 and reject the others. `fla` has kernels without an erase key, or with a write strength in its
-place. A number that is not finite reaches its own and later tokens only, and a log decay of -inf
-forgets.
+place. A number that is not finite reaches its own and later tokens only, in form `fla` its chunk of
+64 too. A log decay of -inf forgets.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from torch import Tensor
 from mixerloop.config import Form, FormChoice
 from mixerloop.ops.chunked_linear_attention import chunked_linear_attention
 from mixerloop.ops.fla import fla_linear_attention
-from mixerloop.ops.gated_delta_rule import choose_form, gated_delta_rule
+from mixerloop.ops.gated_delta_rule import choose_form, form_of_rule, gated_delta_rule
 from mixerloop.ops.native import BoundCall, native_linear_attention, run_directly
 from mixerloop.ops.recurrent import recurrent_linear_attention
 from mixerloop.ops.rule_call import run_form
@@ -74,8 +74,9 @@ def linear_attention(
             form=form,
         )
     chosen = choose_form(form, value.device.type)
-    if form == "auto" and chosen == "fla" and erase_key is not None:
-        chosen = "torch"  # fla has no kernel for erase keys
+    if form == "auto":
+        erase = "none" if erase_key is None else "given"
+        chosen = form_of_rule(chosen, erase, key.shape[-1])
     return run_form(
         _FORMS[chosen],
         chosen,

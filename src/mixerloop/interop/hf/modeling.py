@@ -31,7 +31,7 @@ from mixerloop.model.passes import Passes
 from mixerloop.model.sublayer import Losses, Output, State
 from mixerloop.model.walk import walk
 from mixerloop.ops.gated_delta_mixing import MixingWeights, Projected, gated_delta_mixing
-from mixerloop.ops.gated_delta_rule import choose_form
+from mixerloop.ops.gated_delta_rule import choose_form, form_of_rule
 from mixerloop.schedule import Occurrence, Sublayer
 
 LinearState = tuple[Tensor, Tensor]
@@ -94,6 +94,12 @@ class LoopedMixer(nn.Module):
             x = x * attention_mask[..., None].to(x.dtype)
         wide = torch.promote_types(x.dtype, torch.float32)
         filters = [self.q_conv1d(), self.k_conv1d(), self.v_conv1d()]
+        weights = MixingWeights(
+            conv=torch.cat(filters)[:, 0].to(wide),
+            A_log=self.A_log.to(wide),
+            dt_bias=self.dt_bias.to(wide),
+            norm=self.o_norm().to(wide),
+        )
         memory, history = (None, None) if state is None else state
         mixed, memory, history = gated_delta_mixing(
             Projected(
@@ -102,15 +108,10 @@ class LoopedMixer(nn.Module):
                 decay=self.a_proj(x),
                 write=self.b_proj(x),
             ),
-            MixingWeights(
-                conv=torch.cat(filters)[:, 0].to(wide),
-                A_log=self.A_log.to(wide),
-                dt_bias=self.dt_bias.to(wide),
-                norm=self.o_norm().to(wide),
-            ),
+            weights,
             norm_eps=self.norm_eps,
             largest_write=self.largest_write,
-            form=_form(x.device.type),
+            form=_form(x.device.type, weights.d_key),
             memory=memory,
             conv_history=history,
         )
@@ -559,5 +560,5 @@ def _remember(cache: LinearAttentionLayer, state: LinearState) -> None:
     cache.update_recurrent_state(memory)
 
 
-def _form(device: str) -> Form:
-    return choose_form("auto", device)
+def _form(device: str, d_key: int) -> Form:
+    return form_of_rule(choose_form("auto", device), "own", d_key)

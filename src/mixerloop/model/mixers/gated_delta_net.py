@@ -21,6 +21,7 @@ from mixerloop.ops.gated_delta_mixing import (
     is_fused,
     mixing_without_context,
 )
+from mixerloop.ops.gated_delta_rule import form_of_rule
 
 
 class GatedDeltaNetState(NamedTuple):
@@ -36,7 +37,7 @@ class GatedDeltaNet(MixerModule):
     def __init__(self, options: GatedDeltaNetOptions, place: Place) -> None:
         super().__init__()
         self.num_heads, self.d_head = options.num_heads, options.d_head
-        self.form: Form = place.form
+        self.form: Form = form_of_rule(place.form, "own", options.d_head)
         self.d_value, self.largest_write = options.value_width, options.largest_write
         d_inner = options.num_heads * self.d_value
         channels = 2 * options.num_heads * options.d_head + d_inner

@@ -13,6 +13,7 @@ from mixerloop.model.delta_mixer import DeltaMixer
 from mixerloop.model.linear_mixer import Prepared, RuleInputs, low_rank, wide
 from mixerloop.model.projection import Projection
 from mixerloop.model.sublayer import Place, State
+from mixerloop.ops.gated_delta_rule import form_of_rule
 
 LEAST_RATE = 1.0  # of exp(A_log), as in flash-linear-attention
 
@@ -22,8 +23,7 @@ class GatedDeltaNet2(DeltaMixer):
 
     def __init__(self, options: GatedDeltaNet2Options, place: Place) -> None:
         super().__init__(options, place)
-        if place.form == "fla":
-            self.form = "torch"  # fla has no kernel for erase keys
+        self.form = form_of_rule(place.form, "given", self.d_key)
         self.erase_proj = Projection(place.d_model, self.d_keys, form=place.form)
         self.write_proj = Projection(place.d_model, self.d_values, form=place.form)
         self.decay_proj = low_rank(place.d_model, self.d_value, self.d_keys, form=place.form)
