@@ -333,6 +333,24 @@ def test_a_signal_saves_and_stops(tmp_path, config, whole):
     assert_same_run(contents(whole), contents(tmp_path / "run"))
 
 
+def test_a_step_that_a_signal_stops_between_micro_batches_leaves_no_trace(tmp_path, config):
+    """Its gradient is half of a gradient, and the resumed run makes the step again."""
+    config = with_train(config, micro_batch=2)
+    go(tmp_path / "whole", config, until=2)
+    trainer = begun(tmp_path / "run", config)
+    backwards = itertools.count(1)
+
+    def kill_in_third_step(gradient):
+        if next(backwards) == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer.model.final_norm.weight.register_hook(kill_in_third_step)
+    outcome = trainer.train()
+    assert (outcome.step, outcome.stopped_by) == (2, signal.SIGTERM)
+    saved, wanted = (weights(tmp_path / name, 2) for name in ("run", "whole"))
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in saved.items())
+
+
 def test_no_interrupt_loses_a_step_that_was_made(tmp_path, config):
     def interrupt_twice(metrics):
         for _ in range(2):
