@@ -5,7 +5,7 @@
     RUN/metrics.jsonl            one line per step: computed values, such as the loss
     RUN/timing.jsonl             one line per step: speed
     RUN/tensorboard/             the same values for TensorBoard
-    RUN/checkpoints/step-N/      weights, config, tokenizer, the history until step N, and
+    RUN/checkpoints/step-N/      weights, config, tokenizer or task, the history until step N, and
                                  parent.json if the run began with a parent's weights; sealed by
                                  contents.json
     RUN/results/                 a JSON file for each measure, and its details

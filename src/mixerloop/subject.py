@@ -9,8 +9,10 @@ import torch
 
 from mixerloop import runs
 from mixerloop.config import ComputeDtype, RunConfig, check_fits
+from mixerloop.data.prepared import Prepared, open_prepared
 from mixerloop.data.tokenizer import Tokenizer
 from mixerloop.data.tokenizer_files import tokenizer_in
+from mixerloop.data.vocabulary import check_vocabulary, vocabulary_in
 from mixerloop.measures import measure_of
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.notation import notation
@@ -50,13 +52,24 @@ class Subject:
         """Load the tokenizer beside the weights; its vocabulary must fit the model."""
         return fitting_tokenizer(self.folder, vocab_size=self.config.model.vocab_size)
 
-    def data(self, given: Path | str | None) -> Path:
-        """The data folder `given`, or else the folder the run was trained on."""
-        if given is not None:
-            return Path(given)
-        if self.config.data is None:
-            raise ValueError("this run was not trained; name its data folder: data")
-        return Path(self.config.data.path)
+    def open_data(self, given: Path | str | None) -> Prepared:
+        """Open the data folder `given`, or else the folder that the run was trained on.
+
+        Rejects data of another vocabulary than the model's. Every measure opens its data here.
+        """
+        if given is None:
+            if self.config.data is None:
+                raise ValueError("this run was not trained; name its data folder: data")
+            given = self.config.data.path
+        data = open_prepared(given)
+        check_vocabulary(
+            data.folder,
+            data.vocabulary,
+            self.folder,
+            vocabulary_in(self.folder),
+            vocab_size=self.config.model.vocab_size,
+        )
+        return data
 
     def forms(self) -> dict[str, str]:
         """The form (implementation) of each operator of the model."""

@@ -324,7 +324,7 @@ def test_data_that_does_not_belong_to_the_run_is_refused(run):
         cwd=other,
     )
     line = refused("evaluate", "nll", "run", "--data", "other", cwd=other)
-    assert "was made with another tokenizer than the run's" in line
+    assert "prepare the data with that tokenizer" in line
     assert "this schedule makes 1 to 2" in refused(
         "evaluate", "nll", "run", "--passes", 3, cwd=other
     )

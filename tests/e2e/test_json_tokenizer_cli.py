@@ -59,7 +59,7 @@ def test_data_and_checkpoints_keep_the_sealed_tokenizer(place):
         assert json.loads((folder / "contents.json").read_text())["files"].keys() >= set(NAMES)
     prepared = open_prepared(data)
     tokenizer = open_tokenizer(place / "theirs")
-    assert prepared.tokenizer_sha256 == tokenizer.fingerprint
+    assert prepared.vocabulary.tokenizer_sha256 == tokenizer.fingerprint
     assert set(prepared.samples(3, characters=80)["train"]) <= set(TEXTS)
     mixerloop("data", "verify", "data", cwd=place)
 
@@ -128,7 +128,7 @@ def test_data_of_another_tokenizer_is_rejected(place, tmp_path):
     write_json_tokenizer(tmp_path / "other", tokenizer, tokenizer_config=other)
     prepare(place, tmp_path / "other", tmp_path / "data")
     line = refused("evaluate", "nll", "run", "--data", tmp_path / "data", cwd=place)
-    assert "was made with another tokenizer than the run's" in line
+    assert "prepare the data with that tokenizer" in line
 
 
 def test_a_hostile_or_second_tokenizer_gives_one_line(place, tmp_path):

@@ -183,7 +183,7 @@ def test_the_data_must_be_of_the_parents_tokenizer(tmp_path, text_run, text_data
         if name == "same":
             begin(tmp_path / name, config, ranks=Ranks(), parent=parent)
             continue
-        with pytest.raises(ValueError, match=r"its tokenizer .* is not that of .*run"):
+        with pytest.raises(ValueError, match=r"zebras: is of the tokenizer .*, and .*run is of"):
             begin(tmp_path / name, config, ranks=Ranks(), parent=parent)
         assert not (tmp_path / name).exists()
 

@@ -80,8 +80,8 @@ def test_tokenizer_and_fingerprint_tell_data_apart(text, task):
     tokens, synthetic = open_prepared(text), open_prepared(task)
     tokenizer = tokens.tokenizer()
     assert tokenizer is not None
-    assert tokenizer.fingerprint == tokens.tokenizer_sha256
-    assert synthetic.tokenizer() is synthetic.tokenizer_sha256 is None
+    assert tokenizer.fingerprint == tokens.vocabulary.tokenizer_sha256
+    assert synthetic.tokenizer() is synthetic.vocabulary.tokenizer_sha256 is None
     assert synthetic.task is not None
     assert tokens.task is None
     assert tokens.fingerprint == fingerprint(text) != synthetic.fingerprint

@@ -15,6 +15,7 @@ from mixerloop.data.task_folder import TaskFolder, is_task_manifest
 from mixerloop.data.tasks.task import Task
 from mixerloop.data.token_folder import TokenFolder
 from mixerloop.data.tokenizer import Tokenizer
+from mixerloop.data.vocabulary import Vocabulary
 from mixerloop.data.windows import Draw, DrawnWindows, Windows
 from mixerloop.files import CONTENTS, SealedFile, is_there, read_json
 
@@ -44,8 +45,8 @@ class Prepared(Protocol):
         ...
 
     @property
-    def tokenizer_sha256(self) -> str | None:
-        """Identity of the tokenizer; None for a task, which has no text."""
+    def vocabulary(self) -> Vocabulary:
+        """What the token ids mean."""
         ...
 
     @property
@@ -57,8 +58,8 @@ class Prepared(Protocol):
         """The tokenizer that made the tokens; None for a task."""
         ...
 
-    def tokenizer_files(self) -> Mapping[str, bytes]:
-        """The files of the tokenizer by name, which checkpoints keep; empty for a task."""
+    def vocabulary_files(self) -> Mapping[str, bytes]:
+        """The files by name with which a checkpoint says its vocabulary, such as a tokenizer."""
         ...
 
     def sealed_files(self) -> tuple[SealedFile, ...]:

@@ -17,6 +17,7 @@ from mixerloop.data.shards import MANIFEST, fingerprint, seal_manifest
 from mixerloop.data.sources import Split
 from mixerloop.data.tasks.registry import TASKS, task_of
 from mixerloop.data.tasks.task import Task, TaskSettings
+from mixerloop.data.vocabulary import Vocabulary, task_files
 from mixerloop.data.windows import Draw, DrawnWindows, check_samples
 from mixerloop.files import SealedFile, json_text, new_folder, write_file
 from mixerloop.parsing import from_dict, suggest
@@ -36,8 +37,6 @@ def is_task_manifest(manifest: object) -> TypeGuard[dict[str, Any]]:
 
 class TaskFolder:
     """A synthetic task as prepared data; fits `Prepared`."""
-
-    tokenizer_sha256 = None
 
     def __init__(self, folder: Path, kind: type[Task], settings: TaskSettings) -> None:
         self.folder, self.kind, self.settings = folder, kind, settings
@@ -68,6 +67,11 @@ class TaskFolder:
         return self.task.vocab_size
 
     @property
+    def vocabulary(self) -> Vocabulary:
+        """What the token ids mean: the symbols of the task."""
+        return Vocabulary(num_ids=self.vocab_size, task=self.task.name)
+
+    @property
     def context(self) -> int:
         """The length of a sequence minus one: its last token is a label only."""
         return self.task.context
@@ -75,9 +79,9 @@ class TaskFolder:
     def tokenizer(self) -> None:
         """None: a task has no text."""
 
-    def tokenizer_files(self) -> Mapping[str, bytes]:
-        """Empty: a task has no text."""
-        return {}
+    def vocabulary_files(self) -> Mapping[str, bytes]:
+        """The file with the name of the task."""
+        return task_files(self.vocabulary)
 
     def sealed_files(self) -> tuple[SealedFile, ...]:
         """Empty: sequences are drawn when they are read."""

@@ -11,6 +11,7 @@ from mixerloop.data.held_out import HeldOutText, held_out_text
 from mixerloop.data.shards import TokenSplit, fingerprint, read_manifest, tokenizer_of
 from mixerloop.data.sources import Split
 from mixerloop.data.tokenizer import Tokenizer
+from mixerloop.data.vocabulary import Vocabulary
 from mixerloop.data.windows import (
     Draw,
     DrawnWindows,
@@ -42,15 +43,15 @@ class TokenFolder:
         return self.manifest.vocab_size
 
     @property
-    def tokenizer_sha256(self) -> str:
-        """Identity of the tokenizer."""
-        return self.manifest.tokenizer_sha256
+    def vocabulary(self) -> Vocabulary:
+        """What the token ids mean: the pieces of the tokenizer."""
+        return Vocabulary(num_ids=self.vocab_size, tokenizer_sha256=self.manifest.tokenizer_sha256)
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the tokens; raises if the folder has another."""
         return tokenizer_of(self.folder, self.manifest)
 
-    def tokenizer_files(self) -> Mapping[str, bytes]:
+    def vocabulary_files(self) -> Mapping[str, bytes]:
         """The files of the tokenizer; raises if the folder has another tokenizer."""
         return self.tokenizer().files
 

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from mixerloop.config import Documents, check_fits
+from mixerloop.config import Documents
 from mixerloop.data.held_out import HeldOut
-from mixerloop.data.prepared import Prepared, open_prepared
-from mixerloop.data.tokenizer_files import tokenizer_in
+from mixerloop.data.prepared import Prepared
 from mixerloop.evaluation.looped_scorer import scorer_of
 from mixerloop.evaluation.nll import measure, summarise
 from mixerloop.evaluation.nll_result import FEW_DOCUMENTS, NllFigures, NllResult, nll_details
@@ -43,7 +42,7 @@ def evaluate_nll(
         if not 1 <= number <= most:
             raise ValueError(f"passes {number}: this schedule makes 1 to {most}")
     subject.check_can_save(NllResult)
-    prepared = open_prepared(subject.data(data))
+    prepared = subject.open_data(data)
     held_out = _held_out(subject, prepared, context).only(documents)
 
     def part(name: str) -> Callable[[int, int], None] | None:
@@ -72,10 +71,6 @@ def evaluate_nll(
 
 
 def _held_out(subject: Subject, data: Prepared, context: int | None) -> HeldOut:
-    check_fits(data.folder, data.vocab_size, subject.config.model.vocab_size)
-    own = None if data.tokenizer_sha256 is None else tokenizer_in(subject.folder)
-    if own is not None and own.fingerprint != data.tokenizer_sha256:
-        raise ValueError(f"{data.folder}: was made with another tokenizer than the run's")
     if context is None and data.context is None:
         context = None if subject.config.data is None else subject.config.data.context
         if context is None:

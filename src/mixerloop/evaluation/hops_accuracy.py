@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from mixerloop.data.prepared import open_prepared
 from mixerloop.data.tasks.hops import Hops
 from mixerloop.evaluation.hops_result import HopsAccuracy, HopsResult
 from mixerloop.evaluation.task_accuracy import NUM_SEQUENCES, count_answers, summarise
@@ -18,7 +17,7 @@ def evaluate_hops(
     `data` is a prepared folder of hops; the default is the folder the subject was trained on.
     """
     subject.check_can_save(HopsResult)
-    prepared = open_prepared(subject.data(data))
+    prepared = subject.open_data(data)
     if not isinstance(prepared.task, Hops):
         raise ValueError(f"{prepared.folder}: not a folder of hops; give one with --data")
     counts = count_answers(subject, prepared, sequences=sequences)

@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mixerloop.config import check_fits
-from mixerloop.data.prepared import Prepared, open_prepared
+from mixerloop.data.prepared import Prepared
 from mixerloop.data.tasks.task import NUM_SEQUENCES as SEQUENCES_OF_SPLIT
 from mixerloop.data.tasks.task import Task
 from mixerloop.evaluation.task_result import GroupAccuracy, TaskResult, sequence_details
@@ -53,7 +52,7 @@ def evaluate_task(
     sequences only.
     """
     subject.check_can_save(TaskResult)
-    prepared = open_prepared(subject.data(data))
+    prepared = subject.open_data(data)
     if prepared.task is None:
         raise ValueError(f"{prepared.folder}: not a folder of a synthetic task")
     counts = count_answers(subject, prepared, sequences=sequences)
@@ -74,7 +73,6 @@ def count_answers(subject: Subject, prepared: Prepared, *, sequences: int) -> Ta
     if sequences < 2:
         raise ValueError(f"sequences must be at least 2, got {sequences}")
     assert prepared.task is not None
-    check_fits(prepared.folder, prepared.vocab_size, subject.config.model.vocab_size)
     return _count_answers(subject, prepared.task, sequences=sequences)
 
 

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 
 from mixerloop import runs
-from mixerloop.data.tokenizer_files import tokenizer_in
+from mixerloop.data.vocabulary import vocabulary_in
 from mixerloop.files import is_there
 from mixerloop.interop.folders import is_exported
 from mixerloop.interop.imported import imported_files
@@ -22,14 +22,14 @@ def open_parent(run: Path | str) -> Parent:
     path = Path(run)
     is_run = not is_exported(path)
     folder = runs.find_checkpoint(path) if is_run else path
-    sha256, tokenizer = fingerprint_of(folder), tokenizer_in(folder)
+    sha256 = fingerprint_of(folder)
     return Parent(
         folder=path,
         sha256=sha256,
         model=model_of(folder),
         step=_step(folder) if is_run else None,
         run_id=_run_id(folder) if is_run else None,
-        tokenizer_sha256=None if tokenizer is None else tokenizer.fingerprint,
+        vocabulary=vocabulary_in(folder),
         imported=imported_files(folder),
         load=partial(_load, folder, sha256),
     )

@@ -52,7 +52,7 @@ from mixerloop.study_folder import (
     record_of,
 )
 from mixerloop.training.display import show_training
-from mixerloop.training.parent import check_tokenizer
+from mixerloop.training.parent import check_data
 from mixerloop.training.sessions import Trained, resume, train
 from mixerloop.training.status import status
 from mixerloop.training.trainer import open_data
@@ -217,7 +217,7 @@ def check_cells(plan: Plan) -> None:
         with plan.file.at(plan.file.place_of(cell.settings)):
             data, _, _ = open_data(cell.config)
             if cell.parent is not None:
-                check_tokenizer(cell.parent, data)
+                check_data(cell.parent, data)
         check_measures(plan.file, cell, _missing(run, cell.measure, cell.variant.documents), data)
 
 

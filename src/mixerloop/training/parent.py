@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mixerloop.config import ModelConfig
 from mixerloop.data.prepared import Prepared
+from mixerloop.data.vocabulary import Vocabulary, check_vocabulary
 from mixerloop.model.initialization import meta_model
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.notation import notation
@@ -31,8 +32,8 @@ class Parent:
     """The updates that the weights had; None for an exported folder."""
     run_id: str | None
     """The id in the provenance of the parent's run; None if it has none."""
-    tokenizer_sha256: str | None
-    """Identity of the tokenizer beside the weights; None if there is none."""
+    vocabulary: Vocabulary | None
+    """What the token ids mean; None if the files beside the weights do not say it."""
     load: Callable[[], LoopedLM]
     """Reads the weights."""
     imported: Mapping[str, bytes] = field(default_factory=dict)
@@ -73,14 +74,15 @@ def inherited_files(config: ModelConfig, parent: Parent | None) -> Mapping[str, 
     return parent.imported
 
 
-def check_tokenizer(parent: Parent, data: Prepared) -> None:
-    """Reject data of another tokenizer than the parent's, where both have a tokenizer."""
-    ours, theirs = data.tokenizer_sha256, parent.tokenizer_sha256
-    if ours is not None and theirs is not None and ours != theirs:
-        raise ValueError(
-            f"{data.folder}: its tokenizer ({ours[:10]}) is not that of {parent.folder} "
-            f"({theirs[:10]}); prepare the data with the parent's tokenizer"
-        )
+def check_data(parent: Parent, data: Prepared) -> None:
+    """Reject data of another vocabulary than the parent's."""
+    check_vocabulary(
+        data.folder,
+        data.vocabulary,
+        parent.folder,
+        parent.vocabulary,
+        vocab_size=parent.model.vocab_size,
+    )
 
 
 def _shapes(config: ModelConfig) -> Shapes:

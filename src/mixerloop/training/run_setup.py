@@ -31,7 +31,7 @@ from mixerloop.training.memory import check_batch_fits
 from mixerloop.training.parallel import Ranks
 from mixerloop.training.parent import (
     Parent,
-    check_tokenizer,
+    check_data,
     fresh_names,
     inherited_files,
     take_weights,
@@ -127,7 +127,7 @@ def begin(
                 step=0, seconds=0.0, total_steps=budget.steps, seed=train.seed, finished=False
             ),
             config=config,
-            files={**prepared.tokenizer_files(), **inherited_files(config.model, parent)},
+            files={**prepared.vocabulary_files(), **inherited_files(config.model, parent)},
             parent=record,
             ranks=Ranks(),
         )
@@ -154,7 +154,7 @@ def _model_at_start(
     """The model before its first step, and the record of the parent that it took weights from."""
     _, train = config.for_training()
     if parent is not None:
-        check_tokenizer(parent, data)
+        check_data(parent, data)
     model = fresh_model(config.model, seed=train.seed, rule=train.init, form=train.form)
     return model, None if parent is None else take_weights(model, parent)
 

@@ -77,8 +77,8 @@ class Trainer:
             num_ranks=ranks.num_ranks,
         )
         check_batch_fits(config, self.windows, ranks=ranks)
-        self.tokenizer = self.prepared.tokenizer_files()
-        """Read now: the data folder may be gone when the tokenizer is saved."""
+        self.vocabulary_files = self.prepared.vocabulary_files()
+        """Read now: the data folder may be gone when a tokenizer is saved."""
 
         choose_form(train.form, ranks.device.type)  # rejects a form this device cannot run
         folder = runs.find_checkpoint(run)
@@ -340,7 +340,7 @@ class Trainer:
                     data_checked=self._data_is_checked(),
                 ),
                 config=self.config,
-                files=self.tokenizer,
+                files=self.vocabulary_files,
                 parent=self.parent,
                 ranks=self.ranks,
             )

@@ -13,11 +13,9 @@ from mixerloop.config import (
     FormChoice,
     InitRule,
     TrainConfig,
-    check_fits,
     check_seed,
     preset,
 )
-from mixerloop.data.prepared import open_prepared
 from mixerloop.data.windows import Draw, DrawnWindows
 from mixerloop.files import check_can_hold
 from mixerloop.kinds import check_size
@@ -85,7 +83,7 @@ def measure_transport(
     """
     looking = Looking() if looking is None else looking
     subject.check_can_save(TransportResult)
-    prepared = open_prepared(subject.data(data))
+    prepared = subject.open_data(data)
     draw = Draw(
         num=looking.windows,
         num_positions=looking.positions,
@@ -93,7 +91,6 @@ def measure_transport(
         number=int(looking.second_draw),
     )
     windows = prepared.draw(draw, context=looking.context)
-    check_fits(prepared.folder, prepared.vocab_size, subject.config.model.vocab_size)
     train = subject.config.train
     if control and subject.damping is not None:
         raise ValueError("control: the model before training is not damped; leave damping out")

@@ -10,8 +10,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from mixerloop.config import check_fits
-from mixerloop.data.prepared import open_prepared
 from mixerloop.data.windows import Draw
 from mixerloop.intervals import bootstrap_ratio
 from mixerloop.model.looped_lm import LoopedLM
@@ -42,7 +40,7 @@ def measure_routing(
     looking = Looking() if looking is None else looking
     subject.check_can_save(RoutingResult)
     layers = repeated_layers(subject.model, subject.schedule)
-    prepared = open_prepared(subject.data(data))
+    prepared = subject.open_data(data)
     draw = Draw(
         num=looking.windows,
         num_positions=looking.positions,
@@ -50,7 +48,6 @@ def measure_routing(
         number=int(looking.second_draw),
     )
     windows = prepared.draw(draw, context=looking.context)
-    check_fits(prepared.folder, prepared.vocab_size, subject.config.model.vocab_size)
     new: dict[int, list[np.ndarray]] = defaultdict(list)
     for here, batch in batches_of(windows, subject.device):
         with compute_in(subject.compute_dtype, subject.device.type):
