@@ -22,6 +22,7 @@ from mixerloop.model.accounting import (
     account_states,
 )
 from mixerloop.notation import notation, resolve, shortened
+from mixerloop.ops.caller_modes import torch_defaults
 from mixerloop.paper import COST, PaperCost
 from mixerloop.reports.schedule_diagram import draw
 from mixerloop.schedule import BLOCK, LOOPS, Schedule, Sublayer
@@ -68,6 +69,7 @@ class Description:
         return [{one: layer.cost(one).projection_macs for one in BLOCK} for layer in layers]
 
 
+@torch_defaults()
 def describe(size: Path | str, *, schedules: Sequence[str] = ()) -> Description:
     """Count a preset, a config, a run or an exported folder under the named loops.
 

@@ -13,6 +13,7 @@ from mixerloop.data.tokenizer_files import tokenizer_in
 from mixerloop.model.generation import Sampling, check_max_tokens
 from mixerloop.model.generation import generate as generate_tokens
 from mixerloop.notation import notation
+from mixerloop.ops.caller_modes import torch_defaults
 from mixerloop.subject import Subject
 
 Show = Callable[[str], None]
@@ -42,6 +43,7 @@ class Generated:
         return asdict(self)
 
 
+@torch_defaults()
 def generate(
     subject: Subject,
     prompt: str | Sequence[int],

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -409,6 +410,32 @@ def test_a_run_is_written_by_one_writer_at_a_time(tmp_path):
 def test_a_run_is_not_begun_twice(run, config):
     with pytest.raises(ValueError, match="already exists; go on with mixerloop train --resume"):
         begin(run, config, ranks=Ranks())
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "stays"),
+    [
+        ("_recorders", ValueError, False),
+        ("note_session", OSError, False),
+        ("Trainer._update", RuntimeError, False),
+        ("Trainer._update", FloatingPointError, True),
+    ],
+)
+def test_a_run_that_fails_before_its_first_step_does_not_block_the_next_call(
+    tmp_path, config, monkeypatch, place, error, stays
+):
+    """A run stays if the error is one of those that name its checkpoint and what to do."""
+
+    def fail(*_, **__):
+        raise error("fails")
+
+    monkeypatch.setattr(f"mixerloop.training.sessions.{place}", fail)
+    with pytest.raises(error, match="fails"):
+        train(config, tmp_path / "run")
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == (["run"] if stays else [])
+    again = resume if stays else partial(train, config)
+    assert again(tmp_path / "run", until=1).outcome.step == 1
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from mixerloop.data.prepared import Prepared
 from mixerloop.evaluation.looped_scorer import scorer_of
 from mixerloop.evaluation.nll import measure, summarise
 from mixerloop.evaluation.nll_result import FEW_DOCUMENTS, NllFigures, NllResult, nll_details
+from mixerloop.ops.caller_modes import torch_defaults
 from mixerloop.parsing import one_of
 from mixerloop.schedule import first_passes, num_passes_of
 from mixerloop.subject import Subject
@@ -18,6 +19,7 @@ Progress = Callable[[str, int, int], None]
 """Called with the name of the measured part, the number of scored tokens, and the total."""
 
 
+@torch_defaults()
 def evaluate_nll(
     subject: Subject,
     *,

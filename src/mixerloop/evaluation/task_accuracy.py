@@ -14,6 +14,7 @@ from mixerloop.data.tasks.task import NUM_SEQUENCES as SEQUENCES_OF_SPLIT
 from mixerloop.data.tasks.task import Task
 from mixerloop.evaluation.task_result import GroupAccuracy, TaskResult, sequence_details
 from mixerloop.intervals import bootstrap_ratio
+from mixerloop.ops.caller_modes import torch_defaults
 from mixerloop.ops.precision import check_finite, compute_in
 from mixerloop.subject import Subject
 
@@ -42,6 +43,7 @@ class TaskCounts(NamedTuple):
     """The share of right guesses; see `Task.guesses`."""
 
 
+@torch_defaults()
 def evaluate_task(
     subject: Subject, *, data: Path | str | None = None, sequences: int = NUM_SEQUENCES
 ) -> TaskResult:

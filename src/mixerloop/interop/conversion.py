@@ -40,6 +40,7 @@ from mixerloop.model.checkpoint import NO_TOKENIZER, make_run, save_tensors
 from mixerloop.model.initialization import meta_model
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.notation import notation
+from mixerloop.ops.caller_modes import torch_defaults
 from mixerloop.parent_record import read_parent
 
 
@@ -69,6 +70,7 @@ class ExportedFolder:
     """Whether `mixerloop.interop.hf` has the class of this type."""
 
 
+@torch_defaults()
 def import_run(
     folder: Path | str,
     out: Path | str,
@@ -165,6 +167,7 @@ def _write_pretrained_weights(
             write_tensors(checkpoint / runs.IMPORTED_TENSORS, kept, header)
 
 
+@torch_defaults()
 def export_run(run: Path | str, out: Path | str) -> ExportedFolder:
     """Write a folder for `transformers`.
 

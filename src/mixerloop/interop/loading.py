@@ -31,6 +31,7 @@ from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.model.passes import Passes, PassPlace
 from mixerloop.model.passes.pass_damping import PassDamping
 from mixerloop.notation import notation, resolve
+from mixerloop.ops.caller_modes import torch_defaults
 from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.schedule import Schedule, num_passes_of, repeated_unit
 from mixerloop.subject import Subject
@@ -58,6 +59,7 @@ def model_of(path: Path) -> ModelConfig:
     return configs.load(runs.find_checkpoint(path) / runs.CONFIG).model
 
 
+@torch_defaults()
 def open_subject(
     run: Path | str,
     *,

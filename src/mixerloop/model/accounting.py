@@ -308,7 +308,8 @@ def _kept_bytes(model: LoopedLM, occurrence: Occurrence, weights: set[int]) -> i
         kept[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    residual = torch.randn(1, PROBE_TOKENS, model.config.d_model, requires_grad=True)
+    shape = 1, PROBE_TOKENS, model.config.d_model
+    residual = torch.randn(shape, generator=torch.Generator().manual_seed(0), requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         walked = model.walk(residual, (occurrence,))
     num_bytes = sum(

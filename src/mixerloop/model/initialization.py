@@ -43,7 +43,7 @@ def fresh_model(
 
 def meta_model(config: ModelConfig, *, form: FormChoice = "auto") -> LoopedLM:
     """A model with shapes and no memory: for counting, and to be filled."""
-    with torch.device("meta"):
+    with torch.device("meta"), torch.random.fork_rng(()):  # torch's own modules draw, also here
         try:
             return LoopedLM(config, form=form)
         except RuntimeError as error:

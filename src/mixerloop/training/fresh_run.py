@@ -11,6 +11,7 @@ from mixerloop.files import check_is_new
 from mixerloop.model.checkpoint import NO_TOKENIZER, save_run
 from mixerloop.model.initialization import fresh_model
 from mixerloop.notation import notation
+from mixerloop.ops.caller_modes import torch_defaults
 from mixerloop.parsing import one_of
 
 
@@ -37,6 +38,7 @@ class FreshRun:
         }
 
 
+@torch_defaults()
 def init_run(
     size: str,
     out: Path | str,

@@ -9,6 +9,7 @@ from mixerloop import machine, runs
 from mixerloop.config import RunConfig, Tables
 from mixerloop.files import locked, remove_folder, remove_leftovers
 from mixerloop.history import restore_history
+from mixerloop.ops.caller_modes import torch_defaults
 from mixerloop.training.metrics import (
     JsonLines,
     Metrics,
@@ -30,6 +31,11 @@ from mixerloop.training.trainer import Outcome, Trainer
 
 Display = Callable[[Trainer], Watcher]
 """A function that makes the watcher for a session's progress; called on the first rank."""
+ENDS_OF_TRAINING = (ValueError, OSError, FloatingPointError)
+"""What stops a run: its data, its disk, a number that is not finite. The run stays as it is.
+
+After any other error before the first step, nothing of a new run is worth keeping.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +51,7 @@ class Trained:
     """Files of the history that were not as the newest checkpoint has them, and were restored."""
 
 
+@torch_defaults()
 def train(
     config: RunConfig,
     run: Path | str,
@@ -68,6 +75,7 @@ def train(
         return _session(run, config, ranks, until, display, is_new=True)
 
 
+@torch_defaults()
 def resume(
     run: Path | str,
     *,
@@ -113,30 +121,17 @@ def _session(
     if not ranks.is_first:
         outcome = Trainer(run, config, ranks=ranks).train(until=until)
         return Trained(run=run, outcome=outcome, last=None, is_first_rank=False)
+    last = _Last()
     with locked(run):
         remove_leftovers(run)
         remove_leftovers(run / runs.CHECKPOINTS)
-        trainer = Trainer(run, config, ranks=ranks)
-        trainer.restored = restore_history(run, trainer.newest, trainer.step)
-        last = _Last()
-        watchers: list[Watcher] = [last]
         try:
-            if not trainer.finished:
-                watchers += _recorders(run, trainer)
-        except ValueError:
-            if is_new:  # such as a service without a login: no run is left behind
-                remove_folder(run)
+            trainer, outcome = _watched(run, config, ranks, until, display, last)
+        except Exception as error:
+            nothing_is_made = last.metrics is None and not isinstance(error, ENDS_OF_TRAINING)
+            if is_new and (nothing_is_made or not last.trains):
+                remove_folder(run)  # so that the call can be made again
             raise
-        try:
-            if not trainer.finished or trainer.began_unchecked:
-                provenance = note_session(run, trainer.config, ranks=ranks, step=trainer.step)
-                watchers.append(_DataNote(trainer, provenance))
-            if not trainer.finished and display is not None:
-                watchers.append(display(trainer))
-            outcome = trainer.train(watchers, until=until)
-        finally:
-            for watcher in watchers:
-                watcher.close()
     return Trained(
         run=run,
         outcome=outcome,
@@ -144,6 +139,33 @@ def _session(
         is_first_rank=True,
         restored=tuple(trainer.restored),
     )
+
+
+def _watched(
+    run: Path,
+    config: RunConfig,
+    ranks: Ranks,
+    until: int | None,
+    display: Display | None,
+    last: "_Last",
+) -> tuple[Trainer, Outcome]:
+    """Train with all watchers, `last` among them."""
+    trainer = Trainer(run, config, ranks=ranks)
+    trainer.restored = restore_history(run, trainer.newest, trainer.step)
+    watchers: list[Watcher] = [last]
+    try:
+        if not trainer.finished:
+            watchers += _recorders(run, trainer)
+        if not trainer.finished or trainer.began_unchecked:
+            provenance = note_session(run, trainer.config, ranks=ranks, step=trainer.step)
+            watchers.append(_DataNote(trainer, provenance))
+        if not trainer.finished and display is not None:
+            watchers.append(display(trainer))
+        last.trains = True
+        return trainer, trainer.train(watchers, until=until)
+    finally:
+        for watcher in watchers:
+            watcher.close()
 
 
 def _recorders(run: Path, trainer: Trainer) -> list[Watcher]:
@@ -162,8 +184,10 @@ def _recorders(run: Path, trainer: Trainer) -> list[Watcher]:
 
 
 class _Last:
-    """A watcher that stores the metrics of the last step."""
+    """A watcher that stores how far a session has come: the metrics of the last step."""
 
+    trains = False
+    """Whether the session is ready to make steps."""
     metrics: Metrics | None = None
 
     def step(self, metrics: Metrics, timing: Timing) -> None:

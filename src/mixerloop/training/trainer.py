@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,7 +125,7 @@ class Trainer:
 
         The first rank passes its watchers, which receive the metrics of every step.
         """
-        with signals() as received:
+        with signals() as received, _random_state_of_caller():
             if not self.finished and (until is None or self.step < until):
                 self._train(watchers, received, until)
             elif self.began_unchecked:
@@ -511,6 +511,12 @@ def open_data(config: RunConfig) -> tuple[Prepared, Windows, Windows]:
             f"{config.model.vocab_size:,}; set model.vocab_size"
         )
     return prepared, train, held_out
+
+
+def _random_state_of_caller() -> AbstractContextManager[None]:
+    """Give torch's global random numbers, which every step seeds, back as they were."""
+    on_gpus = torch.cuda.is_initialized()
+    return torch.random.fork_rng(range(torch.cuda.device_count()) if on_gpus else ())
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

@@ -25,6 +25,7 @@ from mixerloop.model.device import find_device
 from mixerloop.model.initialization import fresh_model
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.notation import notation
+from mixerloop.ops.caller_modes import torch_defaults
 from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.parent_record import initial_checkpoint, read_parent
 from mixerloop.result_files import check_can_write, write_result
@@ -68,6 +69,7 @@ class Looking:
         check_seed(self.seed)
 
 
+@torch_defaults()
 def measure_transport(
     subject: Subject,
     looking: Looking | None = None,
@@ -137,6 +139,7 @@ def _initial_model(subject: Subject, train: TrainConfig) -> LoopedLM:
     return model.to(subject.device)
 
 
+@torch_defaults()
 def measure_fresh_transport(
     size: str,
     looking: Looking | None = None,

@@ -14,6 +14,7 @@ from mixerloop.data.windows import Draw
 from mixerloop.intervals import bootstrap_ratio
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.model.sublayer import RoutedFFN
+from mixerloop.ops.caller_modes import torch_defaults
 from mixerloop.ops.precision import check_finite, compute_in
 from mixerloop.results import Estimate
 from mixerloop.schedule import Schedule
@@ -26,6 +27,7 @@ Routes = dict[int, list[Int[Tensor, "windows context chosen"]]]
 """The chosen experts of each layer, pass by pass."""
 
 
+@torch_defaults()
 def measure_routing(
     subject: Subject,
     looking: Looking | None = None,

@@ -17,6 +17,7 @@ from mixerloop.evaluation.scorer import Scorer
 from mixerloop.files import locked
 from mixerloop.measures import MEASURES
 from mixerloop.notation import notation
+from mixerloop.ops.caller_modes import torch_defaults
 from mixerloop.paper import CORE_CONTEXT
 from mixerloop.progress_line import duration
 from mixerloop.subject import Subject
@@ -54,6 +55,7 @@ class CoreProgress:
 Progress = Callable[[CoreProgress], None]
 
 
+@torch_defaults()
 def evaluate_core(
     subject: Subject,
     *,
