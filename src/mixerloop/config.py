@@ -23,7 +23,7 @@ from mixerloop.kinds import (
     kind_of,
 )
 from mixerloop.notation import notation, resolve
-from mixerloop.parsing import from_dict, one_line, suggest
+from mixerloop.parsing import checked, from_dict, one_line, suggest
 from mixerloop.schedule import Schedule, Unit, repeated_unit
 
 Form = Literal["definition", "torch", "native", "fla"]
@@ -517,6 +517,7 @@ def check_seed(seed: int) -> int:
     return seed
 
 
+@checked
 def load(
     path: Path | str, overrides: Tables | None = None, *, base: ModelConfig | None = None
 ) -> RunConfig:

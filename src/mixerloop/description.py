@@ -24,6 +24,7 @@ from mixerloop.model.accounting import (
 from mixerloop.notation import notation, resolve, shortened
 from mixerloop.ops.caller_modes import torch_defaults
 from mixerloop.paper import COST, PaperCost
+from mixerloop.parsing import checked
 from mixerloop.reports.schedule_diagram import draw
 from mixerloop.schedule import BLOCK, LOOPS, Schedule, Sublayer
 
@@ -69,6 +70,7 @@ class Description:
         return [{one: layer.cost(one).projection_macs for one in BLOCK} for layer in layers]
 
 
+@checked
 @torch_defaults()
 def describe(size: Path | str, *, schedules: Sequence[str] = ()) -> Description:
     """Count a preset, a config, a run or an exported folder under the named loops.

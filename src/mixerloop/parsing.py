@@ -1,16 +1,25 @@
-"""Build dataclasses from nested tables; errors name an unknown key and the nearest known key."""
+"""Values from outside: tables become dataclasses, and arguments of public functions are checked.
+
+Errors name an unknown key and the nearest known key, or the argument and the type it must have.
+"""
 
 import dataclasses
 import difflib
+import functools
+import inspect
+import numbers
+import os
 import types
-from collections.abc import Iterable
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from typeguard import TypeCheckError, check_type
 
 from mixerloop.messages import one_line
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def one_of(choices: Any, value: str, what: str) -> Any:
@@ -106,6 +115,95 @@ def _typed_mapping(value: Any, hints: tuple[Any, Any], name: str) -> dict[Any, A
     if item_type is Any:
         return dict(value)
     return {key_type(key): _typed(item, item_type, f"{name}.{key}") for key, item in value.items()}
+
+
+def checked(function: F) -> F:
+    """Reject an argument that is not of its annotated type; for public functions and dataclasses.
+
+    Text is no list of texts, True is no number and 2.5 is no whole number. A number of numpy
+    becomes Python's, and a list becomes a tuple where the annotation says tuple. The choices of a
+    Literal are left to the function.
+    """
+    made: Any = function
+    if isinstance(function, type):
+        made.__init__ = checked(made.__init__)
+        return made
+    signature = inspect.signature(function)
+    hints_of = functools.cache(get_type_hints)
+
+    @functools.wraps(function)
+    def call(*positional: Any, **keywords: Any) -> Any:
+        try:
+            bound = signature.bind(*positional, **keywords)
+        except TypeError:
+            return function(*positional, **keywords)  # which raises Python's own error
+        hints = hints_of(function)
+        for name, value in bound.arguments.items():
+            if name in hints:
+                bound.arguments[name] = _argument(value, hints[name], name)
+        return function(*bound.args, **bound.kwargs)
+
+    return cast(F, call)
+
+
+def _argument(value: Any, hint: Any, name: str) -> Any:
+    if not _is_a(value, hint):
+        raise TypeError(f"{name} must be {_wanted(hint)}, got {one_line(repr(value), most=80)}")
+    if any(get_origin(option) is tuple for option in (hint, *get_args(hint))) and not (
+        value is None or isinstance(value, str)
+    ):
+        return tuple(map(_python_number, value))
+    return _python_number(value)
+
+
+def _python_number(value: Any) -> Any:
+    for kind, number in ((int, numbers.Integral), (float, numbers.Real)):
+        if isinstance(value, number):
+            return value if isinstance(value, kind) else kind(value)  # pyright: ignore
+    return value
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+    """Whether a value is of an annotated type, with all its items."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (Union, types.UnionType):
+        return any(_is_a(value, option) for option in inner)
+    if origin is Literal:
+        return isinstance(value, tuple(map(type, inner)))
+    if hint in _NUMBERS:
+        return isinstance(value, _NUMBERS[hint]) and not isinstance(value, bool)
+    if hint is Path:
+        return isinstance(value, os.PathLike)
+    if origin is Callable:
+        return callable(value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_is_a(item, inner[1]) for item in value.values())
+    if inner:
+        wanted = Sequence if origin is tuple else origin
+        is_list = isinstance(value, wanted) and not isinstance(value, str | bytes)
+        return is_list and all(_is_a(item, inner[0]) for item in value)
+    return isinstance(value, hint)
+
+
+_NUMBERS = {int: numbers.Integral, float: numbers.Real}
+
+
+def _wanted(hint: Any) -> str:
+    """The name of an annotated type in an error."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(_wanted, inner))
+    if origin is Literal:
+        return "text"
+    if origin is Callable:
+        return "a function"
+    if origin is dict:
+        return "dict" if inner[1] is Any else f"a dict of {_wanted(inner[1])}"
+    if inner:
+        return f"a list of {_wanted(inner[0])}"
+    return "None" if hint is types.NoneType else hint.__name__
 
 
 def suggest(name: object, known: Iterable[str]) -> str:

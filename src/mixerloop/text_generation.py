@@ -14,6 +14,7 @@ from mixerloop.model.generation import Sampling, check_max_tokens
 from mixerloop.model.generation import generate as generate_tokens
 from mixerloop.notation import notation
 from mixerloop.ops.caller_modes import torch_defaults
+from mixerloop.parsing import checked
 from mixerloop.subject import Subject
 
 Show = Callable[[str], None]
@@ -43,6 +44,7 @@ class Generated:
         return asdict(self)
 
 
+@checked
 @torch_defaults()
 def generate(
     subject: Subject,

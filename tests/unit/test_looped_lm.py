@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -369,6 +370,7 @@ def test_every_parameter_has_a_gradient_that_finite_differences_confirm(tiny, sc
         (torch.tensor([[-1, 3]]), "token id -1 is outside the vocabulary of 50"),
         (torch.tensor([[0.0, 1.0]]), "tokens must be int32 or int64, got torch.float32"),
         (torch.tensor([1, 2]), r"tokens must be \[batch, seq\]"),
+        (torch.zeros(0, 1, dtype=torch.int64), r"seq > 0 and batch > 0, got \(0, 1\)"),
         (torch.zeros(1, 0, dtype=torch.int64), r"tokens must be \[batch, seq\] with seq > 0"),
     ],
 )
@@ -399,6 +401,23 @@ def test_tokens_that_cannot_be_embedded_are_refused(tiny, tokens, message):
 def test_options_that_would_do_nothing_or_harm_are_refused(tiny, options, message):
     with pytest.raises(ValueError, match=message):
         fresh_model(tiny, seed=0)(tokens_for(tiny), **options)
+
+
+@pytest.mark.usefixtures("shapes_unchecked")
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"tokens": None}, "tokens must be a tensor of int32 or int64, got NoneType"),
+        ({"tokens": [[1]]}, "tokens must be a tensor of int32 or int64, got list"),
+        ({"tokens": np.array([[1]])}, "tokens must be a tensor .*, got ndarray; torch.as_tensor"),
+        ({"positions": [0]}, "positions must be a tensor of int32 or int64, got list"),
+        ({"schedule": "full_loop"}, "schedule must be a tuple of occurrences, got 'full_loop'"),
+        ({"schedule": ("A", "F")}, "schedule must be a tuple of occurrences"),
+    ],
+)
+def test_arguments_of_wrong_types_are_named(tiny, wrong, message):
+    with pytest.raises(TypeError, match=message):
+        fresh_model(tiny, seed=0)(**{"tokens": tokens_for(tiny), **wrong})
 
 
 def test_weights_that_are_not_float32_are_refused(tiny):

@@ -15,6 +15,7 @@ from mixerloop.data.task_folder import prepare_task
 from mixerloop.data.tasks.hops import HopsSettings
 from mixerloop.data.tokenizer import Tokenizer
 from mixerloop.data.tokenizer_files import open_tokenizer
+from mixerloop.parsing import checked
 
 STDLIB_HELD_OUT_SHARE = 0.05
 CLIMBMIX_SHARDS = range(170)
@@ -23,6 +24,7 @@ WORKERS = os.cpu_count() or 1
 MOST_WORKERS = 1024
 
 
+@checked
 def prepare_text(
     paths: Sequence[Path | str],
     out: Path | str,
@@ -57,6 +59,7 @@ def prepare_text(
     return _prepare(source, out, settings, given, workers, progress)
 
 
+@checked
 def prepare_stdlib(
     out: Path | str,
     *,
@@ -72,6 +75,7 @@ def prepare_stdlib(
     return _prepare(standard_library(), out, settings, given, workers, progress)
 
 
+@checked
 def prepare_climbmix(
     out: Path | str,
     *,
@@ -93,6 +97,7 @@ def prepare_climbmix(
     return _prepare(corpus, out, _settings(given, vocab_size, None), given, workers, progress)
 
 
+@checked
 def prepare_hops(out: Path | str, settings: HopsSettings | None = None) -> HopsSettings:
     """Write the settings of the synthetic task hops; its sequences are drawn as they are read."""
     settings = HopsSettings() if settings is None else settings

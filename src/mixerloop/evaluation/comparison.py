@@ -19,6 +19,7 @@ from mixerloop.evaluation.difference import PAIRS_FROM, Scores, difference
 from mixerloop.evaluation.measured_run import MeasuredRun, read_measured_run
 from mixerloop.evaluation.units import Units
 from mixerloop.measures import MEASURES, Measure, score_named
+from mixerloop.parsing import checked
 from mixerloop.results import result_provenance
 
 ONE_TASK_IS_MOST = 0.5
@@ -32,6 +33,7 @@ The data path is among them, because the data is compared by its hash.
 """
 
 
+@checked
 def compare_runs(
     paths: Sequence[Path | str], *, arms: Sequence[str] | None = None, seed: int = 0
 ) -> Comparison:

@@ -11,7 +11,7 @@ from mixerloop.evaluation.looped_scorer import scorer_of
 from mixerloop.evaluation.nll import measure, summarise
 from mixerloop.evaluation.nll_result import FEW_DOCUMENTS, NllFigures, NllResult, nll_details
 from mixerloop.ops.caller_modes import torch_defaults
-from mixerloop.parsing import one_of
+from mixerloop.parsing import checked, one_of
 from mixerloop.schedule import first_passes, num_passes_of
 from mixerloop.subject import Subject
 
@@ -19,6 +19,7 @@ Progress = Callable[[str, int, int], None]
 """Called with the name of the measured part, the number of scored tokens, and the total."""
 
 
+@checked
 @torch_defaults()
 def evaluate_nll(
     subject: Subject,

@@ -7,9 +7,11 @@ from mixerloop.evaluation.hops_result import HopsAccuracy, HopsResult
 from mixerloop.evaluation.task_accuracy import NUM_SEQUENCES, count_answers, summarise
 from mixerloop.evaluation.task_result import sequence_details
 from mixerloop.ops.caller_modes import torch_defaults
+from mixerloop.parsing import checked
 from mixerloop.subject import Subject
 
 
+@checked
 @torch_defaults()
 def evaluate_hops(
     subject: Subject, *, data: Path | str | None = None, sequences: int = NUM_SEQUENCES

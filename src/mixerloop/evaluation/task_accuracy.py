@@ -16,6 +16,7 @@ from mixerloop.evaluation.task_result import GroupAccuracy, TaskResult, sequence
 from mixerloop.intervals import bootstrap_ratio
 from mixerloop.ops.caller_modes import torch_defaults
 from mixerloop.ops.precision import check_finite, compute_in
+from mixerloop.parsing import checked
 from mixerloop.subject import Subject
 
 BATCH = 256
@@ -43,6 +44,7 @@ class TaskCounts(NamedTuple):
     """The share of right guesses; see `Task.guesses`."""
 
 
+@checked
 @torch_defaults()
 def evaluate_task(
     subject: Subject, *, data: Path | str | None = None, sequences: int = NUM_SEQUENCES

@@ -42,6 +42,7 @@ from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.notation import notation
 from mixerloop.ops.caller_modes import torch_defaults
 from mixerloop.parent_record import read_parent
+from mixerloop.parsing import checked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,7 @@ class ExportedFolder:
     """Whether `mixerloop.interop.hf` has the class of this type."""
 
 
+@checked
 @torch_defaults()
 def import_run(
     folder: Path | str,
@@ -167,6 +169,7 @@ def _write_pretrained_weights(
             write_tensors(checkpoint / runs.IMPORTED_TENSORS, kept, header)
 
 
+@checked
 @torch_defaults()
 def export_run(run: Path | str, out: Path | str) -> ExportedFolder:
     """Write a folder for `transformers`.

@@ -33,6 +33,7 @@ from mixerloop.model.passes.pass_damping import PassDamping
 from mixerloop.notation import notation, resolve
 from mixerloop.ops.caller_modes import torch_defaults
 from mixerloop.ops.gated_delta_rule import choose_form
+from mixerloop.parsing import checked
 from mixerloop.schedule import Schedule, num_passes_of, repeated_unit
 from mixerloop.subject import Subject
 
@@ -59,6 +60,7 @@ def model_of(path: Path) -> ModelConfig:
     return configs.load(runs.find_checkpoint(path) / runs.CONFIG).model
 
 
+@checked
 @torch_defaults()
 def open_subject(
     run: Path | str,

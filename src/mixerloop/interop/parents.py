@@ -10,10 +10,12 @@ from mixerloop.interop.folders import is_exported
 from mixerloop.interop.imported import imported_files
 from mixerloop.interop.loading import fingerprint_of, load_any, model_of
 from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.parsing import checked
 from mixerloop.training.parent import Parent
 from mixerloop.training.position import POSITION, read_position
 
 
+@checked
 def open_parent(run: Path | str) -> Parent:
     """Open a run, one of its checkpoints, or an exported folder, to start a new run from it.
 

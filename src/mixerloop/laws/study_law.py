@@ -32,6 +32,7 @@ from mixerloop.laws.law_result import (
     LoopLaw,
 )
 from mixerloop.laws.resampling import RESAMPLES, interval_ends, resampled_numbers
+from mixerloop.parsing import checked
 from mixerloop.reports.study_results import read_study
 from mixerloop.results import Estimate, result_provenance
 from mixerloop.study_folder import folder_named
@@ -43,6 +44,7 @@ SIZES_TO_LEAVE_ONE_OUT = 3
 """Fewer leave a single size, which identifies no law."""
 
 
+@checked
 def fit_law(
     folder: Path | str,
     *,

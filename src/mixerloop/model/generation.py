@@ -12,11 +12,13 @@ from mixerloop.draws import Draws
 from mixerloop.model.decoding import advance, prefill, start
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.ops.precision import check_finite, compute_in
+from mixerloop.parsing import checked
 from mixerloop.schedule import Schedule
 
 MOST_TOKENS = 10**9
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How the next token is drawn."""

@@ -148,7 +148,7 @@ class LoopedLM(nn.Module):
         taps: Taps = NO_TAPS,
     ) -> Float[Tensor, "batch positions vocab"]:
         """Logits at `positions`, or everywhere."""
-        schedule = self.schedule if schedule is None else schedule
+        schedule = self.schedule if schedule is None else _checked_schedule(schedule)
         walked = self.walk(self.embed(tokens), schedule, context_off=context_off, taps=taps)
         return self.read_out(walked.residual, positions)
 
@@ -266,10 +266,11 @@ def _recomputed(run: Callable[..., T], residual: Tensor, *, may_draw: bool) -> T
 
 
 def _check_tokens(tokens: Tensor, vocab_size: int) -> None:
-    if tokens.dtype not in ID_DTYPES:
-        raise ValueError(f"tokens must be int32 or int64, got {tokens.dtype}")
-    if tokens.ndim != 2 or tokens.shape[1] == 0:
-        raise ValueError(f"tokens must be [batch, seq] with seq > 0, got {tuple(tokens.shape)}")
+    _check_ids("tokens", tokens)
+    if tokens.ndim != 2 or 0 in tokens.shape:
+        raise ValueError(
+            f"tokens must be [batch, seq] with seq > 0 and batch > 0, got {tuple(tokens.shape)}"
+        )
     if torch.compiler.is_compiling() or tokens.device.type != "cpu":
         return  # CUDA's own embedding check does this without waiting for the device
     low, high = (int(bound) for bound in torch.aminmax(tokens))
@@ -278,12 +279,30 @@ def _check_tokens(tokens: Tensor, vocab_size: int) -> None:
         raise ValueError(f"token id {wrong} is outside the vocabulary of {vocab_size:,}")
 
 
+def _checked_schedule(schedule: Schedule) -> Schedule:
+    if isinstance(schedule, tuple) and all(isinstance(one, Occurrence) for one in schedule):
+        return schedule
+    raise TypeError(
+        f"schedule must be a tuple of occurrences, got {schedule!r}; mixerloop.notation.resolve "
+        "makes one from a name or from notation"
+    )
+
+
+def _check_ids(name: str, ids: Tensor) -> None:
+    if not isinstance(ids, Tensor):
+        raise TypeError(
+            f"{name} must be a tensor of int32 or int64, got {type(ids).__name__}; "
+            "torch.as_tensor makes one"
+        )
+    if ids.dtype not in ID_DTYPES:
+        raise ValueError(f"{name} must be int32 or int64, got {ids.dtype}")
+
+
 def _at(residual: Tensor, positions: Tensor) -> Tensor:
     batch, seq, d_model = residual.shape
+    _check_ids("positions", positions)
     if positions.ndim not in (1, 2) or (positions.ndim == 2 and positions.shape[0] != batch):
         raise ValueError(f"positions must be [num] or [{batch}, num], got {tuple(positions.shape)}")
-    if positions.dtype not in ID_DTYPES:
-        raise ValueError(f"positions must be int32 or int64, got {positions.dtype}")
     if not torch.compiler.is_compiling() and bool(((positions < -seq) | (positions >= seq)).any()):
         raise ValueError(f"positions must lie in a sequence of {seq} tokens")
     positions = (positions % seq).expand(batch, -1)

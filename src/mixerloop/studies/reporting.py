@@ -11,7 +11,7 @@ from mixerloop.evaluation.comparison import compare_runs
 from mixerloop.files import is_there
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import meta_model
-from mixerloop.parsing import one_line
+from mixerloop.parsing import checked, one_line
 from mixerloop.reports.build import build_report, findings
 from mixerloop.reports.page import check_page, write_report
 from mixerloop.reports.study_results import (
@@ -53,6 +53,7 @@ class WrittenReport:
         return {"report": str(self.page), "findings": list(self.findings)}
 
 
+@checked
 def make_report(
     paths: Sequence[Path | str], out: Path | str | None = None, *, overwrite: bool = False
 ) -> WrittenReport:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from mixerloop import catalog, machine
 from mixerloop.files import check_can_hold
-from mixerloop.parsing import one_line, one_of
+from mixerloop.parsing import checked, one_line, one_of
 from mixerloop.program import is_stopping
 from mixerloop.progress_line import LOG_SECONDS_VARIABLE
 from mixerloop.reports.page import check_page
@@ -145,6 +145,7 @@ def plan_study(
     return planned if planned.picked else _with_expected_seconds(planned)
 
 
+@checked
 def run_study(
     file: Path | str,
     *,

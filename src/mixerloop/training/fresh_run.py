@@ -12,7 +12,7 @@ from mixerloop.model.checkpoint import NO_TOKENIZER, save_run
 from mixerloop.model.initialization import fresh_model
 from mixerloop.notation import notation
 from mixerloop.ops.caller_modes import torch_defaults
-from mixerloop.parsing import one_of
+from mixerloop.parsing import checked, one_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,7 @@ class FreshRun:
         }
 
 
+@checked
 @torch_defaults()
 def init_run(
     size: str,

@@ -10,6 +10,7 @@ from mixerloop.config import RunConfig, Tables
 from mixerloop.files import locked, remove_folder, remove_leftovers
 from mixerloop.history import restore_history
 from mixerloop.ops.caller_modes import torch_defaults
+from mixerloop.parsing import checked
 from mixerloop.training.metrics import (
     JsonLines,
     Metrics,
@@ -51,6 +52,7 @@ class Trained:
     """Files of the history that were not as the newest checkpoint has them, and were restored."""
 
 
+@checked
 @torch_defaults()
 def train(
     config: RunConfig,
@@ -75,6 +77,7 @@ def train(
         return _session(run, config, ranks, until, display, is_new=True)
 
 
+@checked
 @torch_defaults()
 def resume(
     run: Path | str,

@@ -28,6 +28,7 @@ from mixerloop.notation import notation
 from mixerloop.ops.caller_modes import torch_defaults
 from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.parent_record import initial_checkpoint, read_parent
+from mixerloop.parsing import checked
 from mixerloop.result_files import check_can_write, write_result
 from mixerloop.results import result_provenance
 from mixerloop.schedule import Schedule
@@ -43,6 +44,7 @@ Progress = Callable[[str, int, int], None]
 """Called with the name of the measured model, the number of measured windows, and the total."""
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Looking:
     """The windows to measure, and whether removals are measured too."""
@@ -69,6 +71,7 @@ class Looking:
         check_seed(self.seed)
 
 
+@checked
 @torch_defaults()
 def measure_transport(
     subject: Subject,
@@ -139,6 +142,7 @@ def _initial_model(subject: Subject, train: TrainConfig) -> LoopedLM:
     return model.to(subject.device)
 
 
+@checked
 @torch_defaults()
 def measure_fresh_transport(
     size: str,

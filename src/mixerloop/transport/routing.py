@@ -16,6 +16,7 @@ from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.model.sublayer import RoutedFFN
 from mixerloop.ops.caller_modes import torch_defaults
 from mixerloop.ops.precision import check_finite, compute_in
+from mixerloop.parsing import checked
 from mixerloop.results import Estimate
 from mixerloop.schedule import Schedule
 from mixerloop.subject import Subject
@@ -27,6 +28,7 @@ Routes = dict[int, list[Int[Tensor, "windows context chosen"]]]
 """The chosen experts of each layer, pass by pass."""
 
 
+@checked
 @torch_defaults()
 def measure_routing(
     subject: Subject,

@@ -19,6 +19,7 @@ from mixerloop.measures import MEASURES
 from mixerloop.notation import notation
 from mixerloop.ops.caller_modes import torch_defaults
 from mixerloop.paper import CORE_CONTEXT
+from mixerloop.parsing import checked
 from mixerloop.progress_line import duration
 from mixerloop.subject import Subject
 
@@ -55,6 +56,7 @@ class CoreProgress:
 Progress = Callable[[CoreProgress], None]
 
 
+@checked
 @torch_defaults()
 def evaluate_core(
     subject: Subject,
