@@ -345,7 +345,7 @@ class Runner:
         while items := [item for item in items if self.sound.get(item.nodeid, True)]:
             verdict, killer = self._run(mutant, items, session)
             by_name = {item.nodeid: item for item in items}
-            if killer not in by_name or killer in self.sound:
+            if killer is None or killer not in by_name or killer in self.sound:
                 return verdict, killer
             unchanged, _ = self._run(
                 replace(mutant, after=mutant.before), [by_name[killer]], session
@@ -383,7 +383,9 @@ class Runner:
                     killer = said.read() or None
                 _end_group(child)
                 code = os.waitstatus_to_exitcode(status)
-                return ("survived" if code == 0 else "killed", killer or (code and f"code {code}"))
+                if code == 0:
+                    return "survived", None
+                return "killed", killer or f"code {code}"
             time.sleep(0.05)
         _end_group(child)
         os.waitpid(child, 0)

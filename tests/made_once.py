@@ -8,7 +8,7 @@ import pytest
 from filelock import FileLock
 
 
-def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
     """The folder of this name, which the first process that asks for it makes; read it only."""
     root = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:

@@ -7,6 +7,7 @@ import resource
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,8 @@ def test_neither_an_error_in_one_figure_nor_a_module_in_the_users_folder_harms_t
     monkeypatch.chdir(tmp_path)
     for name in ("altair", "json", "mixerloop", "vl_convert"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('run')")
-    bad = Figure("bad", "Bad", ROWS, partial(int, "x"))
+    raises: Any = partial(int, "x")
+    bad = Figure("bad", "Bad", ROWS, raises)
     drawings = draw_figures([bad, GOOD])
     assert drawings.drawn.keys() == {"good"}
     assert drawings.problem == "invalid literal for int() with base 10: 'x'"

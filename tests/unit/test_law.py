@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from mixerloop.study_folder import PlannedPart, TransportSettings
 
 PHI = {"no_loop": 0.0, "mixer_loop": 0.3, "full_loop": 0.46}
 SIZES = {name: (SMALL_AND_LARGE | MEDIUM)[name] for name in ("small", "medium", "large")}
-TWO_SIZES = {"sizes": ("small", "large")}
+TWO_SIZES: dict[str, Any] = {"sizes": ("small", "large")}
 LOOPS = (("no_loop", 1), ("mixer_loop", 2), ("mixer_loop", 4), ("full_loop", 4))
 SEEDS = (1, 2, 3)
 NOISE = 0.005

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from mixerloop.model.initialization import fresh_model
 from mixerloop.model.mixers.gated_delta_net import GatedDeltaNet
 from mixerloop.model.sublayer import Output
-from mixerloop.model.walk import walk
+from mixerloop.model.walk import Taps, walk
 from mixerloop.notation import parse, resolve
 from mixerloop.ops.gated_delta_mixing import rule_inputs
 from mixerloop.schedule import LOOPS, Occurrence, full_loop, mixer_loop, no_loop
@@ -154,7 +154,7 @@ def test_a_walk_adds_updates_sums_losses_and_hands_states_on():
     assert (walked.states, walked.kept) == ({}, ())
     first, second, last = schedule
     states = {occurrence: (torch.tensor(float(n)),) for n, occurrence in enumerate(schedule)}
-    taps = {(second, "input"): lambda x: x + 1, (last, "update"): torch.zeros_like}
+    taps: Taps = {(second, "input"): lambda x: x + 1, (last, "update"): torch.zeros_like}
     walked = walk(run, one, schedule, states=states, taps=taps)
     assert [entry[1:] for entry in seen[3:]] == [(1, 0), (4, 1), (12, 2)]
     assert walked.residual.item() == 12
