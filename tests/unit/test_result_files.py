@@ -244,6 +244,15 @@ def test_a_result_is_not_written_through_a_link(tmp_path, name):
     assert (tmp_path / "mine").read_text() == "mine"
 
 
+@pytest.mark.parametrize("target", ["nowhere", "nll.json"])
+def test_a_link_without_a_file_behind_it_is_no_missing_result(tmp_path, target):
+    """Such a result is damaged; `Path.exists` is false for it."""
+    (tmp_path / "nll.json").symlink_to(target)
+    assert is_measured(tmp_path, MEASURES["nll"])
+    with pytest.raises(ValueError, match=r"nll\.json: "):
+        read_result(tmp_path, MEASURES["nll"])
+
+
 def test_damaged_missing_and_older_results_are_measured_again_without_overwrite(tmp_path):
     path = write_result(tmp_path, RESULT, details=DETAILS)
     whole = path.read_bytes()
