@@ -77,17 +77,20 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
 
 
 def _typed_union(value: Any, options: tuple[Any, ...], name: str) -> Any:
-    """The first option that fits; with a single option beside None, the error is that option's."""
+    """The first option that fits; where all options are tables, the error is the first option's."""
     if value is None and type(None) in options:
         return None
     options = tuple(option for option in options if option is not type(None))
     if len(options) == 1:
         return _typed(value, options[0], name)
+    errors = []
     for option in options:
         try:
             return _typed(value, option, name)
-        except ValueError:
-            continue
+        except ValueError as error:
+            errors.append(error)
+    if all(map(dataclasses.is_dataclass, options)):
+        raise errors[0]
     allowed = " or ".join(getattr(option, "__name__", str(option)) for option in options)
     raise ValueError(f"{name} must be {allowed}, got {value!r}")
 

@@ -137,7 +137,7 @@ def test_nothing_to_score_scores_nothing(model):
 def test_losses_that_are_no_numbers_are_refused(model):
     with torch.no_grad():
         model.final_norm.weight.fill_(torch.nan)
-    with pytest.raises(ValueError, match="the losses are not finite"):
+    with pytest.raises(FloatingPointError, match="the losses are not finite"):
         LoopedScorer(model).score(random_questions(3))
 
 

@@ -138,7 +138,6 @@ def test_wrong_options_are_rejected_with_the_line_of_the_study(tmp_path):
     for prepare, measure, named in (
         (["copy", "--num-simbols", "7"], ["nll"], "line 5: unknown option --num-simbols; did you"),
         (["copy", "--max-distance", "9"], ["nll"], "line 5: copy.max_distance must be from 1"),
-        (["copy"], ["hops"], "line 8: hops can be measured on hops only"),
     ):
         text = study.format(prepare=json.dumps(prepare), measure=json.dumps(measure))
         (tmp_path / "study.toml").write_text(text)
