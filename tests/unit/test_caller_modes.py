@@ -111,7 +111,7 @@ COMPUTING: dict[str, Callable[[Runs, Path], Any]] = {
     "describe": lambda given, _: describe(given.text).to_json(),
     "init_run": lambda given, place: weights(init_run(given.small, place / "fresh").run),
     "export_run": lambda given, place: file_sha256(
-        export_run(given.text, place / "out").folder / "model.safetensors"
+        export_run(given.hops, place / "out").folder / "model.safetensors"
     ),
     "import_run": lambda given, place: weights(import_run(given.exported, place / "run").run),
 }
@@ -144,7 +144,7 @@ def given(tmp_path_factory, text_run, hops_run, text_data):
             model_file(vocab_size=300, schedule="full_loop(2)", **EXPERTS)
         )
         init_run(str(place / "small.toml"), place / "experts", tokenizer=text_data)
-        export_run(text_run, place / "exported")
+        export_run(hops_run, place / "exported")
         (place / "train.toml").write_text(
             training_file(str(text_data), context=16, vocab_size=300, train={"steps": 2})
         )
