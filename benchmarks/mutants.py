@@ -1,6 +1,6 @@
 """How many changed operators, constants and conditions the tests notice.
 
-    make setup && .venv/bin/pip install pytest-cov
+    make setup
     .venv/bin/python benchmarks/mutants.py map  # `make test`, and which test runs which line
     .venv/bin/python benchmarks/mutants.py run  # a sample of mutants: half an hour on two cores
     .venv/bin/python benchmarks/mutants.py run --only mutants.json  # those that survived before
