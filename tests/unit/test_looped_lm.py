@@ -372,6 +372,7 @@ def test_every_parameter_has_a_gradient_that_finite_differences_confirm(tiny, sc
         (torch.tensor([1, 2]), r"tokens must be \[batch, seq\]"),
         (torch.zeros(0, 1, dtype=torch.int64), r"seq > 0 and batch > 0, got \(0, 1\)"),
         (torch.zeros(1, 0, dtype=torch.int64), r"tokens must be \[batch, seq\] with seq > 0"),
+        (torch.zeros(1, 3, dtype=torch.int64, device="meta"), "tokens are on the device meta"),
     ],
 )
 def test_tokens_that_cannot_be_embedded_are_refused(tiny, tokens, message):
@@ -413,6 +414,9 @@ def test_options_that_would_do_nothing_or_harm_are_refused(tiny, options, messag
         ({"positions": [0]}, "positions must be a tensor of int32 or int64, got list"),
         ({"schedule": "full_loop"}, "schedule must be a tuple of occurrences, got 'full_loop'"),
         ({"schedule": ("A", "F")}, "schedule must be a tuple of occurrences"),
+        ({"context_off": "layer0.mixer.pass0"}, "context_off must be a collection of occurrences"),
+        ({"context_off": 1}, "context_off must be a collection of occurrences, got 1"),
+        ({"taps": {"a": print}}, "taps must map an occurrence and a point to a function"),
     ],
 )
 def test_arguments_of_wrong_types_are_named(tiny, wrong, message):

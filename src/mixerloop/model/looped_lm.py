@@ -159,6 +159,8 @@ class LoopedLM(nn.Module):
                 f"weights must stay float32, got {self.dtype}; compute in it by autocast"
             )
         _check_tokens(tokens, self.config.vocab_size)
+        if tokens.is_meta and not self.embedding.weight.is_meta:  # torch would look up zeros
+            raise ValueError("tokens are on the device meta, which holds no token ids")
         embedded = self.embedding(tokens).to(self.dtype)
         scale = self.config.embedding_scale
         return embedded if scale == 1 else embedded * scale

@@ -80,6 +80,10 @@ def walk(
 
 def check_taps(schedule: Schedule, taps: Taps, context_off: Collection[Occurrence]) -> None:
     """Reject an address at which nothing would happen."""
+    if isinstance(context_off, str) or not isinstance(context_off, Collection):
+        raise TypeError(f"context_off must be a collection of occurrences, got {context_off!r}")
+    if not isinstance(taps, Mapping) or not all(isinstance(key, tuple) for key in taps):
+        raise TypeError(f"taps must map an occurrence and a point to a function, got {taps!r}")
     known = set(schedule)
     for occurrence in (*context_off, *(occurrence for occurrence, _ in taps)):
         if occurrence not in known:
