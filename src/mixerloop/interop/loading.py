@@ -138,7 +138,10 @@ def _damped(model: LoopedLM, schedule: Schedule, share: float) -> LoopedLM:
     unit = repeated_unit(schedule)
     if unit is None:
         raise ValueError(f"damping: the schedule {notation(schedule)} has no later pass to damp")
-    options = PassDampingOptions(unit=unit, share=share)
+    try:
+        options = PassDampingOptions(unit=unit, share=share)
+    except ValueError as error:
+        raise ValueError(f"damping: {error}") from None
     passes, place = Passes.round_unit(unit, schedule), PassPlace(model.final_norm)
     model.pass_rules = (*model.pass_rules, PassDamping(options, passes, place))
     return model
