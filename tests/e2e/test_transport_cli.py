@@ -107,6 +107,9 @@ def test_fresh_weights_need_no_run_and_no_data(tmp_path):
         (["run", "--windows", 9999], "there are 4096, and draw 0 of 9999 needs more"),
         (["run", "--data", "nowhere"], "nowhere: no manifest.json"),
         (["--random", "nano", "--control"], "--random is itself the control"),
+        (["--random", "nano", "--data", "data"], "--data goes with a run, and not with --random"),
+        (["--random", "nano", "--damping", "0.5"], "--damping goes with a run, and not with --ran"),
+        (["run", "--init", "released"], "--init goes with --random; a run has its weights"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(place, arguments, named):

@@ -74,6 +74,11 @@ class Transport(Saving):
             raise ValueError("name a run, or a preset with --random")
         if self.control and self.random is not None:
             raise ValueError("--random is itself the control; --control goes with a trained run")
+        for option, given in (("--data", self.data), ("--damping", self.damping)):
+            if self.random is not None and given is not None:
+                raise ValueError(f"{option} goes with a run, and not with --random")
+        if self.random is None and self.init != "shared":
+            raise ValueError("--init goes with --random; a run has its weights")
         looking = Looking(
             windows=self.windows,
             positions=self.positions,
