@@ -158,6 +158,7 @@ def test_a_plan_is_made_without_writing_anything(study):
         (lambda _, study: plan_study(study, jobs=0), "^jobs must be at least 1, got 0"),
         (lambda _, study: plan_study(study, cells=[3]), "^cells are numbers from 1 to 2, got 3"),
         (lambda _, study: run_study(study, cells=[1], engine=UNKNOWN), "unknown engine 'rey'; did"),
+        (lambda _, study: run_study(study, corpus=["a.txt"]), "so corpus has no meaning"),
         (lambda *_: bench_decode(DecodeSettings(repeats=0)), "^repeats must be at least 1, got 0"),
         (lambda *_: bench_prefill(PrefillSettings(sizes=())), "^name at least one size"),
     ],

@@ -19,6 +19,7 @@ from mixerloop.reports.study_results import (
     gather,
 )
 from mixerloop.result_files import write_result
+from mixerloop.studies import plan as plans
 from mixerloop.studies.cells import check_cells, is_done
 from mixerloop.studies.overview import study_status
 from mixerloop.studies.plan import make_plan
@@ -62,6 +63,7 @@ SECONDS = 'match = "seconds"\ntrain = { seconds = 1.0 }\n'
 BATCHES = 'tune_tokens = 1000\ntokens = [VALUE]\ntune = { "train.global_batch" = [4, 8] }\n'
 TWO = '"no_loop", "mixer_loop(2)"'
 TUNED = "tune_tokens = 1000\ntune = { 'train.peak_lr' = [1e-3, 2e-3] }\n"
+SEEDS = TUNED.replace("peak_lr' = [1e-3, 2e-3]", "seed' = [7, 8]")
 WINDOWS = "[parts.transport]\nwindows = 2000\n"
 
 
@@ -79,6 +81,9 @@ WINDOWS = "[parts.transport]\nwindows = 2000\n"
         ('"no_loop"', "tokens = [1]\n", 9, f"1 tokens are less than a step of {STEP}"),
         (TWO, "tokens = [400, 401]\n", 9, "400 and 401 tokens are both 468 in whole steps"),
         (TWO, BATCHES.replace("VALUE", "1248"), 7, "needs equal tokens"),  # tune_tokens = 1000
+        (TWO, SEEDS, 10, "train.seed is for the study to set"),
+        (TWO, SEEDS.replace("seed", "steps"), 10, "train.steps is for the study to set"),
+        (TWO, "model = { vocab_size = 5 }\n", 7, "12 token ids do not fit the model's 5"),
     ],
 )
 def test_a_part_whose_models_are_not_given_the_same_is_rejected(planned, arms, more, line, named):
@@ -92,6 +97,18 @@ def test_models_of_a_text_read_windows_of_one_length(planned):
     text = "[parts.data]\ncontext = 16\n[parts.train]\nsteps = 8\nglobal_batch = 4\n"
     with pytest.raises(ValueError, match="line 7: 'long' reads windows of 32 tokens and 'no_loo"):
         planned(arms.replace("32 }", "32 }, train = { global_batch = 2 }"), text)
+
+
+def test_equal_compute_is_solved_for_the_layers_and_not_searched(planned, monkeypatch):
+    made = []
+    counted = plans._flops
+    monkeypatch.setattr(plans, "_flops", lambda *of, **by: made.append(of) or counted(*of, **by))
+    deep = '{ name = "deep", schedule = "no_loop", layers_for_flops_of = "mixer_loop(30)" }'
+    cells = planned(f'"mixer_loop(30)", {deep}').cells
+    one, many = (next(c for c in cells if c.arm == arm) for arm in ("mixer_loop(30)", "deep"))
+    assert many.config.model.num_layers > 10 * one.config.model.num_layers
+    assert many.amounts()["flops"] == pytest.approx(one.amounts()["flops"], rel=0.02)
+    assert len(made) < 20
 
 
 @pytest.mark.parametrize(

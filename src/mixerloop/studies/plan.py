@@ -412,19 +412,20 @@ def _deepened(
     other: RunConfig,
 ) -> RunConfig:
     """A config with the number of layers whose compute per token is nearest to another model's."""
-    flops = partial(_flops, part=part)
+    flops, layers = partial(_flops, part=part), config.model.num_layers
     wanted = flops(other)
-    nearest = config
     period = math.lcm(len(config.model.mixer), len(config.model.ffn))
-    most = min(64 * config.model.num_layers, MOST_LAYERS + 1)
-    for num_layers in range(period, most, period):
+
+    def of(periods: int) -> RunConfig:
         with file.at(f"{here}.arms", f"'{arm.title}' needs a named loop for layers_for_flops_of: "):
-            model = dataclasses.replace(config.model, num_layers=num_layers)
-        candidate = dataclasses.replace(config, model=model)
-        if abs(flops(candidate) - wanted) < abs(flops(nearest) - wanted):
-            nearest = candidate
-        if flops(candidate) > wanted:
-            break
+            model = dataclasses.replace(config.model, num_layers=periods * period)
+        return dataclasses.replace(config, model=model)
+
+    first, second = flops(of(1)), flops(of(2))
+    exact = 1 + (wanted - first) / (second - first)  # layers of a named loop cost the same
+    most = min(64 * layers, MOST_LAYERS) // period
+    around = {min(max(1, number), most) for number in (math.floor(exact), math.ceil(exact))}
+    nearest = min(map(of, sorted(around)), key=lambda one: abs(flops(one) - wanted))
     off = flops(nearest) / wanted - 1
     if abs(off) > FLOPS_AGREE:
         raise file.refused(

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from mixerloop.config import check_fits
 from mixerloop.data.preparation import TaskPreparation
 from mixerloop.data.prepared import Prepared
 from mixerloop.data.task_folder import TaskFolder
@@ -30,7 +31,11 @@ def check_plan(file: StudyFile, cells: Sequence[Cell]) -> None:
     for models in variants.values():
         _check_matched(file, list(models.values()))
         for cell in models.values():
-            check_measures(file, cell, cell.measure, _known_data(cell))
+            data = _known_data(cell)
+            if data is not None:
+                with file.at(f"{file.place_of(cell.settings)}.arms", f"'{cell.arm}': "):
+                    check_fits("its task", data.vocab_size, cell.config.model.vocab_size)
+            check_measures(file, cell, cell.measure, data)
     _check_budgets(file, [next(iter(models.values())) for models in variants.values()])
 
 

@@ -194,6 +194,12 @@ def run_planned(
         HELD_OUT: [Path(path) for path in held_out],
         TOKENIZER: [] if tokenizer is None else [Path(tokenizer)],
     }
+    for word in (word for word, files in user_files.items() if files):
+        if not any(word in part.prepare for part in plan.file.study.parts):
+            name = word.strip("{}")
+            raise ValueError(
+                f"{plan.file.path}: no part has {word} in prepare, so {name} has no meaning"
+            )
     if not planned.picked and plan.folder.is_dir():  # now, and not only after hours of training
         check_page(plan.folder / REPORT, overwrite=overwrite)
         for variant in plan.variants:

@@ -230,9 +230,12 @@ SET_BY_STUDY = (("model", "schedule"), ("data", "path"), ("data", "prepare"), ("
 
 def _check_overrides(file: StudyFile, here: str, part: PartSettings) -> None:
     """Reject keys that the study itself sets, which would be ignored."""
-    budgets = [("train", name) for name in BUDGETS] if part.tokens else []
-    for section, key in (*SET_BY_STUDY, *budgets):
+    for section, key in (*SET_BY_STUDY, *(("train", name) for name in BUDGETS)):
         reason = f"{section}.{key} is for the study to set"
+        if f"{section}.{key}" in part.tune:
+            raise file.refused(f"{here}.tune", reason)
+        if key in BUDGETS and not part.tokens:
+            continue
         if key in getattr(part, section):
             raise file.refused(f"{here}.{section}.{key}", reason)
         if any(key in getattr(arm, section) for arm in part.arms):
