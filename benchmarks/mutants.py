@@ -10,9 +10,9 @@ process writes the changed module to a copy of the repository, forks, exchanges 
 changed function in the child, and runs the tests that reach the changed line, quick tests first,
 until a test fails. Tests that start processes read the changed file.
 
-Tests of commands are left out. A mutant that no test notices within `--seconds` of a processor's
-time has survived. A test that reaches the line only in a process of its own is not in the map, so
-it cannot kill a mutant here.
+Tests of commands are left out. A mutant survives if no test fails within `--seconds` of processor
+time. The map does not see lines that a test reaches in a child process, so such a test kills no
+mutant here.
 """
 
 import argparse

@@ -74,7 +74,7 @@ class Output(io.TextIOWrapper):
         return self.write_exactly(self.shows(text))
 
     def write_exactly(self, text: str) -> int:
-        """Write text as it is."""
+        """Write text with its control characters."""
         try:
             return super().write(text)
         except OSError as error:

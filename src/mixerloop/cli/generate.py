@@ -92,7 +92,7 @@ class Generate:
 
 
 def _show(text: str) -> None:
-    """Print text of the model: a file gets it as it is, and a terminal no escape sequences."""
+    """Print generated text: unchanged into a file, without escape sequences on a terminal."""
     if isinstance(sys.stdout, Output) and not sys.stdout.isatty():
         sys.stdout.write_exactly(text)
     else:

@@ -4,8 +4,8 @@ The harness does not look for models outside itself, so start it from here:
 
     python -m mixerloop.interop.lm_eval --model mixerloop --model_args run=RUN --tasks TASK
 
-The harness passes `cuda:0` where nobody named a device, on every machine. Started from here, our
-models choose the device themselves.
+Without `--device` the harness passes `cuda:0`, also on machines without CUDA. This module then
+chooses the device as `--device auto` does.
 """
 
 from collections.abc import Sequence

@@ -47,7 +47,7 @@ class Bundle:
     """The tasks, examples and random baselines of a bundle."""
 
     corrections: Corrections | None = None
-    """The right answers to some questions; None for the bundle as it is."""
+    """Corrected answers to some questions; None scores the answers of the bundle."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
