@@ -40,7 +40,7 @@ docs: .venv/.docs
 	@$(PIP) "mixerloop[docs]"
 	@touch $@
 
-# Four minutes on two cores: every verb, operator and golden value. Tests that need an extra skip.
+# Three minutes on two cores: every verb, operator and golden value. Tests that need an extra skip.
 test: setup
 	$(PYTEST) -m "not slow and not nightly" --budget $(TEST_BUDGET) $(ARGS)
 
