@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 
 from mixerloop.model.initialization import fresh_model
+from mixerloop.model.lens import Look
 from mixerloop.model.mixers.gated_delta_net import GatedDeltaNet
 from mixerloop.model.sublayer import Output
-from mixerloop.model.walk import Taps, walk
+from mixerloop.model.walk import walk
 from mixerloop.notation import parse, resolve
 from mixerloop.ops.gated_delta_mixing import rule_inputs
 from mixerloop.schedule import LOOPS, Occurrence, full_loop, mixer_loop, no_loop
@@ -118,12 +119,12 @@ def test_context_off_touches_its_occurrence_only(tiny):
     off = Occurrence(1, "mixer", 2)
     before, after = {}, {}
 
-    def keep(into, occurrence):
-        return lambda x: into.__setitem__(occurrence, x) or x
-
     for into, context_off in ((before, ()), (after, (off,))):
-        taps = {(o, "update"): keep(into, o) for o in model.schedule}
-        model(tokens, context_off=context_off, taps=taps)
+
+        def keep(address, x, into=into):
+            into[address.occurrence] = x
+
+        model(tokens, context_off=context_off, lens={"*.update": keep})
     differing = [o for o in model.schedule if not torch.equal(before[o], after[o])]
     assert differing == list(model.schedule[model.schedule.index(off) :])
 
@@ -136,7 +137,7 @@ def test_a_walk_adds_updates_sums_losses_and_hands_states_on():
     schedule = mixer_loop(1, 2)
     seen = []
 
-    def run(occurrence, x, state):
+    def run(occurrence, x, state, look):
         seen.append((str(occurrence), x.item(), None if state is None else state[0].item()))
         update = 2 * x if occurrence.sublayer == "mixer" else x + 100
         losses = {"size": x.sum()} if occurrence.sublayer == "mixer" else {"last": x.sum()}
@@ -154,8 +155,11 @@ def test_a_walk_adds_updates_sums_losses_and_hands_states_on():
     assert (walked.states, walked.kept) == ({}, ())
     first, second, last = schedule
     states = {occurrence: (torch.tensor(float(n)),) for n, occurrence in enumerate(schedule)}
-    taps: Taps = {(second, "input"): lambda x: x + 1, (last, "update"): torch.zeros_like}
-    walked = walk(run, one, schedule, states=states, taps=taps)
+    looks = {
+        second: Look(second, {"input": [lambda address, x: x + 1]}),
+        last: Look(last, {"update": [lambda address, x: torch.zeros_like(x)]}),
+    }
+    walked = walk(run, one, schedule, states=states, looks=looks)
     assert [entry[1:] for entry in seen[3:]] == [(1, 0), (4, 1), (12, 2)]
     assert walked.residual.item() == 12
     assert {one: state[0].item() for one, state in walked.states.items()} == {
@@ -163,24 +167,6 @@ def test_a_walk_adds_updates_sums_losses_and_hands_states_on():
         second: 4,
         last: 12,
     }
-
-
-# --- taps ---------------------------------------------------------------------------------------
-
-
-def test_taps_see_every_residual_and_update(tiny):
-    model = fresh_model(tiny, seed=0)
-    seen = {}
-
-    def look(address):
-        return lambda x: seen.setdefault(address, x)
-
-    taps = {(o, point): look((o, point)) for o in model.schedule for point in ("input", "update")}
-    tokens = tokens_for(tiny)
-    tapped = model(tokens, taps=taps)
-    assert torch.equal(tapped, model(tokens))
-    for one, other in zip(model.schedule, model.schedule[1:], strict=False):
-        assert torch.equal(seen[one, "input"] + seen[one, "update"], seen[other, "input"])
 
 
 # --- the learned per-pass residual ---------------------------------------------------------------
@@ -272,10 +258,10 @@ def test_a_schedule_walked_in_parts_gives_the_whole(tiny, unit):
     for cut, occurrence in enumerate(model.schedule):
         head, tail = model.schedule[:cut], model.schedule[cut:]
 
-        def keep(x, occurrence=occurrence):
-            return entering.setdefault(occurrence, x)
+        def keep(address, x):
+            entering[address.occurrence] = x
 
-        model.walk(embedded, model.schedule, taps={(occurrence, "input"): keep})
+        model.walk(embedded, model.schedule, lens={f"{occurrence}.input": keep})
         half = model.walk(embedded, head)
         assert torch.equal(half.residual, entering[occurrence])
         rest = model.walk(half.residual, tail, kept=half.kept)
@@ -390,13 +376,16 @@ def test_tokens_that_cannot_be_embedded_are_refused(tiny, tokens, message):
         ({"schedule": no_loop(4)}, "layer3.mixer.pass0: the model has 3 layers"),
         ({"context_off": [Occurrence(0, "mixer", 9)]}, "layer0.mixer.pass9 is not in the schedule"),
         ({"context_off": [Occurrence(0, "ffn", 0)]}, "only a mixer has context to switch off"),
-        ({"taps": {(Occurrence(0, "ffn", 1), "input"): abs}}, "layer0.ffn.pass1 is not in the"),
         (
-            {"taps": {(Occurrence(0, "ffn", 0), "udpate"): abs}},
-            "no tap point 'udpate'; known: input",
+            {"lens": {"layer0.ffn.pass1.input": print}},
+            r"'layer0\.ffn\.pass1\.input' matches no address of this walk; near: layer0",
         ),
-        ({"taps": {(Occurrence(0, "ffn", 0), "input"): print}}, "a tap must return a tensor"),
-        ({"taps": {(Occurrence(0, "ffn", 0), "input"): torch.sum}}, "a tap must return a tensor"),
+        ({"lens": {"layer0.ffn.*.udpate": print}}, r"near: layer0\.ffn\.pass0\.update"),
+        (
+            {"lens": {"layer0.ffn.pass0.input": lambda address, x: x.sum()}},
+            r"layer0\.ffn\.pass0\.input: a watch returns None or a tensor of",
+        ),
+        ({"lens": {"*.output": lambda address, x: 1}}, "a watch returns None or a tensor"),
     ],
 )
 def test_options_that_would_do_nothing_or_harm_are_refused(tiny, options, message):
@@ -416,7 +405,7 @@ def test_options_that_would_do_nothing_or_harm_are_refused(tiny, options, messag
         ({"schedule": ("A", "F")}, "schedule must be a tuple of occurrences"),
         ({"context_off": "layer0.mixer.pass0"}, "context_off must be a collection of occurrences"),
         ({"context_off": 1}, "context_off must be a collection of occurrences, got 1"),
-        ({"taps": {"a": print}}, "taps must map an occurrence and a point to a function"),
+        ({"lens": {("a", "b"): print}}, "lens must map patterns of addresses to functions"),
     ],
 )
 def test_arguments_of_wrong_types_are_named(tiny, wrong, message):

@@ -34,7 +34,7 @@ from mixerloop.notation import notation, resolve
 from mixerloop.ops.caller_modes import torch_defaults
 from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.parsing import checked
-from mixerloop.schedule import Schedule, num_passes_of, repeated_unit
+from mixerloop.schedule import Schedule, repeated_unit
 from mixerloop.subject import Subject
 
 
@@ -99,7 +99,7 @@ def open_subject(
     config = loaded.config.model
     occurrences = resolve(config.schedule if schedule is None else schedule, config.num_layers)
     if schedule is not None:
-        _check_rules(loaded.model, occurrences)
+        loaded.model.check_rules(occurrences)
     model = loaded.model if damping is None else _damped(loaded.model, occurrences, damping)
     return Subject(
         folder=loaded.folder,
@@ -114,27 +114,8 @@ def open_subject(
     )
 
 
-def _check_rules(model: LoopedLM, schedule: Schedule) -> None:
-    """Reject a loop round other layers than those that the rules of the model belong to."""
-    if num_passes_of(schedule) == 1:
-        return
-    for rule, (name, options) in zip(
-        model.pass_rules, model.config.pass_rules().items(), strict=True
-    ):
-        try:
-            rule.check(schedule)
-            now = Passes.round_unit(options.unit, schedule)
-            if (now.first, now.last) != (rule.passes.first, rule.passes.last):
-                raise ValueError("the schedule repeats other layers")
-        except ValueError as error:
-            raise ValueError(
-                f"model.{name} belongs to the loop of {notation(model.schedule)}: {error}; import "
-                "or train the model under the schedule"
-            ) from None
-
-
 def _damped(model: LoopedLM, schedule: Schedule, share: float) -> LoopedLM:
-    """Add damped passes round what the schedule repeats; the model's own rules stay as they are."""
+    """The model with damped passes round what the schedule repeats."""
     unit = repeated_unit(schedule)
     if unit is None:
         raise ValueError(f"damping: the schedule {notation(schedule)} has no later pass to damp")
@@ -143,8 +124,7 @@ def _damped(model: LoopedLM, schedule: Schedule, share: float) -> LoopedLM:
     except ValueError as error:
         raise ValueError(f"damping: {error}") from None
     passes, place = Passes.round_unit(unit, schedule), PassPlace(model.final_norm)
-    model.pass_rules = (*model.pass_rules, PassDamping(options, passes, place))
-    return model
+    return model.with_rules(PassDamping(options, passes, place))
 
 
 def load_any(path: Path, *, form: FormChoice = "auto", keep_narrow: bool = False) -> Loaded:

@@ -1,6 +1,7 @@
 """The looped language model: embed, walk the schedule, read out."""
 
-from collections.abc import Callable, Collection, Sequence
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -12,8 +13,19 @@ from torch.utils.checkpoint import checkpoint
 from mixerloop import machine
 from mixerloop.config import Form, FormChoice, ModelConfig
 from mixerloop.kinds import KINDS
+from mixerloop.model.lens import (
+    NO_LOOKS,
+    POINTS,
+    Address,
+    Axes,
+    Lens,
+    Look,
+    Looks,
+    addresses,
+    focus,
+)
 from mixerloop.model.norm import RMSNorm
-from mixerloop.model.passes import Passes, PassPlace, PassRule
+from mixerloop.model.passes import Passes, PassHooks, PassPlace, PassRule
 from mixerloop.model.sublayer import (
     FFNModule,
     MixerModule,
@@ -23,13 +35,14 @@ from mixerloop.model.sublayer import (
     SublayerModule,
     has_state,
 )
-from mixerloop.model.walk import NO_TAPS, Kept, States, Taps, Walked, check_taps, walk
+from mixerloop.model.walk import NO_STATISTICS, Kept, States, Statistics, Walked, walk
+from mixerloop.notation import notation
 from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.ops.linear import linear
 from mixerloop.ops.native_library import row_form
 from mixerloop.ops.precision import product_dtype
 from mixerloop.ops.sliced_cross_entropy import sliced_cross_entropy, token_losses
-from mixerloop.schedule import Occurrence, Schedule, Sublayer
+from mixerloop.schedule import Occurrence, Schedule, Sublayer, num_passes_of
 
 T = TypeVar("T")
 WEIGHT_DTYPES = (torch.float32, torch.float64)
@@ -66,16 +79,22 @@ class Layer(nn.Module):
         *,
         state: State | None = None,
         context_off: bool = False,
+        look: Look | None = None,
     ) -> Output:
         """Run a sublayer between its norms."""
         dtype = product_dtype(residual)
         is_mixer = sublayer == "mixer"
         norm = self.mixer_norm if is_mixer else self.ffn_norm
         x = residual.to(dtype) if norm is None else norm(residual, dtype)
+        module = self.mixer if is_mixer else self.ffn
+        if look is not None:
+            x = look("normed", x)
         if context_off:
             output = Output(self.mixer.context_off(x), state or ())
+        elif look is not None and module.points():
+            output = module(x, state, look=look)
         else:
-            output = self.mixer(x, state) if is_mixer else self.ffn(x, state)
+            output = module(x, state)
         post_norm = self.mixer_post_norm if is_mixer else self.ffn_post_norm
         if post_norm is None:
             return output
@@ -112,7 +131,7 @@ class LoopedLM(nn.Module):
         for name, options in config.pass_rules().items():
             rules[name] = self._pass_rule(name, options)
             self.add_module(name, rules[name])  # whose weights are NAME.weight in a checkpoint
-        self.pass_rules = tuple(rules.values())
+        self.pass_rules: tuple[PassRule, ...] = tuple(rules.values())
 
     def _pass_rule(self, name: str, options: Any) -> PassRule:
         try:
@@ -145,11 +164,11 @@ class LoopedLM(nn.Module):
         positions: Int[Tensor, "..."] | None = None,
         schedule: Schedule | None = None,
         context_off: Collection[Occurrence] = (),
-        taps: Taps = NO_TAPS,
+        lens: Lens | None = None,
     ) -> Float[Tensor, "batch positions vocab"]:
         """Logits at `positions`, or everywhere."""
         schedule = self.schedule if schedule is None else _checked_schedule(schedule)
-        walked = self.walk(self.embed(tokens), schedule, context_off=context_off, taps=taps)
+        walked = self.walk(self.embed(tokens), schedule, context_off=context_off, lens=lens)
         return self.read_out(walked.residual, positions)
 
     def embed(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_model"]:
@@ -172,31 +191,86 @@ class LoopedLM(nn.Module):
         *,
         states: States | None = None,
         context_off: Collection[Occurrence] = (),
-        taps: Taps = NO_TAPS,
+        lens: Lens | None = None,
+        extra_rules: Sequence[PassHooks] = (),
         kept: Kept | None = None,
+        statistics: Statistics = NO_STATISTICS,
         recompute: bool = False,
     ) -> Walked:
-        """Run the occurrences in order; see `mixerloop.model.walk`.
+        """Run the occurrences in order; see `mixerloop.model.walk` and `mixerloop.model.lens`.
 
-        With `recompute` autograd keeps the residual that enters an occurrence and nothing else.
+        `extra_rules` are round the model's own pass rules. With `recompute` autograd keeps the
+        residual that enters an occurrence and nothing else.
         """
         for occurrence in schedule:
             self.sublayer(occurrence)
-        if context_off or taps:
-            check_taps(schedule, taps, context_off)
+        if context_off:
+            _check_context_off(schedule, context_off)
+        looks: Looks = NO_LOOKS
+        if lens is not None:
+            if recompute:
+                raise ValueError("a lens would see activations twice; walk without recompute")
+            looks = focus(lens, self.addresses(schedule, context_off=context_off))
 
-        def run(occurrence: Occurrence, x: Tensor, state: State | None) -> Output:
+        def run(
+            occurrence: Occurrence, x: Tensor, state: State | None, look: Look | None
+        ) -> Output:
             layer = partial(
                 self.layers[occurrence.layer],
                 sublayer=occurrence.sublayer,
                 state=state,
                 context_off=occurrence in context_off,
+                look=look,
             )
             return _recomputed(layer, x, may_draw=self._may_draw) if recompute else layer(x)
 
         return walk(
-            run, residual, schedule, rules=self.pass_rules, states=states, kept=kept, taps=taps
+            run,
+            residual,
+            schedule,
+            rules=(*extra_rules, *self.pass_rules),
+            states=states,
+            kept=kept,
+            looks=looks,
+            statistics=statistics,
         )
+
+    def points(
+        self, occurrence: Occurrence, *, context_off: Collection[Occurrence] = ()
+    ) -> Mapping[str, Axes]:
+        """The points of an occurrence, with the axes of their activations."""
+        inside = {} if occurrence in context_off else self.sublayer(occurrence).points()
+        return {**POINTS, **inside}
+
+    def addresses(
+        self, schedule: Schedule, *, context_off: Collection[Occurrence] = ()
+    ) -> list[Address]:
+        """The addresses that a lens may watch in a walk of a schedule."""
+        return addresses(schedule, partial(self.points, context_off=context_off))
+
+    def check_rules(self, schedule: Schedule) -> None:
+        """Reject a loop round other layers than those that the model's pass rules belong to."""
+        if num_passes_of(schedule) == 1:
+            return
+        for rule, (name, options) in zip(
+            self.pass_rules, self.config.pass_rules().items(), strict=True
+        ):
+            try:
+                rule.check(schedule)
+                now = Passes.round_unit(options.unit, schedule)
+                if (now.first, now.last) != (rule.passes.first, rule.passes.last):
+                    raise ValueError("the schedule repeats other layers")
+            except ValueError as error:
+                raise ValueError(
+                    f"model.{name} belongs to the loop of {notation(self.schedule)}: {error}; "
+                    "import or train the model under the schedule"
+                ) from None
+
+    def with_rules(self, *rules: PassRule) -> "LoopedLM":
+        """This model, of the same weights, with rules round its own in every walk."""
+        ruled = copy.copy(self)
+        ruled.pass_rules = (*rules, *self.pass_rules)
+        return ruled
 
     def sublayer(self, occurrence: Occurrence) -> SublayerModule:
         """The module that an occurrence runs."""
@@ -260,6 +334,28 @@ class LoopedLM(nn.Module):
                 for operator, form in sublayer.forms().items():
                     forms.setdefault(operator, set()).add(form)
         return {operator: "+".join(sorted(used)) for operator, used in sorted(forms.items())}
+
+
+def in_form(model: LoopedLM, form: Form) -> LoopedLM:
+    """A model of the same weights, the same tensors, whose modules run in another form."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    other = copy.deepcopy(model, shared)
+    for module in other.modules():
+        if "form" in vars(module):
+            vars(module)["form"] = form
+    return other
+
+
+def _check_context_off(schedule: Schedule, context_off: Collection[Occurrence]) -> None:
+    """Reject occurrences where nothing would happen."""
+    if isinstance(context_off, str) or not isinstance(context_off, Collection):
+        raise TypeError(f"context_off must be a collection of occurrences, got {context_off!r}")
+    known = set(schedule)
+    for occurrence in context_off:
+        if occurrence not in known:
+            raise ValueError(f"{occurrence} is not in the schedule, so nothing would happen")
+        if occurrence.sublayer != "mixer":
+            raise ValueError(f"{occurrence}: only a mixer has context to switch off")
 
 
 def _recomputed(run: Callable[..., T], residual: Tensor, *, may_draw: bool) -> T:

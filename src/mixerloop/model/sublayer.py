@@ -5,7 +5,7 @@ update, may carry a state from token to token, and may add losses of their own.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mixerloop.config import Form
 from mixerloop.draws import Draws
 from mixerloop.kinds import Kind, register
+from mixerloop.model.lens import Axes
 
 Class = TypeVar("Class", bound=type)
 WEIGHT_STD = 0.02
@@ -25,7 +26,24 @@ State = tuple[Tensor, ...]
 """What a sublayer remembers of the tokens so far: a (named) tuple of tensors, batch first. Its size
 is constant, or grows with the tokens. A sublayer that remembers nothing has the empty tuple."""
 Losses = dict[str, Tensor]
-"""Auxiliary losses by name. Each is a scalar with its weight already in it."""
+"""Auxiliary losses by name. Each is a scalar, a mean over tokens, with its weight in it."""
+
+
+class CoupledLoss(NamedTuple):
+    """A loss that is no mean over tokens: weight * sum of statistic * mean.
+
+    Both factors are means over tokens. Given the statistic of a whole step, the loss is linear in
+    the tokens, so that a step may be computed in parts.
+    """
+
+    statistic: Tensor
+    """Has no gradient."""
+    mean: Tensor
+    weight: float
+
+    def value(self, statistic: Tensor) -> Tensor:
+        """The loss with the statistic of these tokens, or of more tokens."""
+        return self.weight * (statistic * self.mean).sum()
 
 
 class Output(NamedTuple):
@@ -35,7 +53,7 @@ class Output(NamedTuple):
     """Is added to the residual."""
     state: State = ()
     """The state after the last token."""
-    losses: Losses | None = None
+    losses: Mapping[str, Tensor | CoupledLoss] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +108,14 @@ class SublayerModule(nn.Module, ABC):
 
     def forms(self) -> dict[str, Form]:
         """The form of each operator that runs in this sublayer."""
+        return {}
+
+    def points(self) -> Mapping[str, Axes]:
+        """The points inside this sublayer in its form, with the axes of their activations.
+
+        The `forward` of a class with points takes a keyword `look: Look = UNWATCHED` and calls
+        `x = look("point", x)` at each. An occurrence without context has no such points.
+        """
         return {}
 
     may_skip_weights = False

@@ -14,13 +14,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mixerloop.model.lens import Address, Lens
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.model.walk import NO_TAPS, Kept
+from mixerloop.model.walk import Kept
 from mixerloop.transport.policies import Policy, Step, first_difference, last_mixing
 
 BATCH_TOKENS = 2048
 """The limit on a CPU; the activations of more tokens do not fit in a core's cache."""
 ACCELERATOR_BATCH_TOKENS = 8192
+
+
+def _nothing(address: Address, update: Tensor) -> Tensor:
+    return torch.zeros_like(update)
+
+
+SKIPPED: Lens = {"*.update": _nothing}
+"""A skipped occurrence adds nothing; pass rules still act."""
 
 
 @dataclass
@@ -104,7 +113,7 @@ def _advance(model: LoopedLM, step: Step, branches: list[_Branch]) -> None:
         torch.cat([branch.residual for branch in branches]),
         (occurrence,),
         context_off=(occurrence,) if mark == "context_off" else (),
-        taps={(occurrence, "update"): torch.zeros_like} if mark == "skipped" else NO_TAPS,
+        lens=SKIPPED if mark == "skipped" else None,
         kept=tuple(
             _concatenated(parts)
             for parts in zip(*(branch.kept for branch in branches), strict=True)

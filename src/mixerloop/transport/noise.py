@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from mixerloop.config import ComputeDtype
 from mixerloop.data.windows import DrawnWindows
-from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.model.looped_lm import LoopedLM, in_form
 from mixerloop.ops.precision import compute_in
 from mixerloop.schedule import Schedule
 from mixerloop.transport.geometry import marginal_itr
@@ -52,7 +52,8 @@ def noise_floor(
     narrow_is_float32 = compute_dtype == "float32"
     wide_model = model
     if narrow_is_float32 or model.is_narrow:
-        wide_model = _wide_copy(model, torch.float64 if narrow_is_float32 else torch.float32)
+        dtype = torch.float64 if narrow_is_float32 else torch.float32
+        wide_model = copy.deepcopy(in_form(model, "torch")).to(dtype)
     most = max(len(mixer_passes(schedule, layer)) for layer in mixing_layers(schedule))
     device = model.embedding.weight.device
     _, batch = next(batches_of(windows, device, NOISE_WINDOWS))
@@ -73,15 +74,6 @@ def noise_floor(
         share=noise / np.maximum(np.diagonal(wide_gram), np.finfo(float).tiny),
         marginal_itr=np.maximum(0.0, marginal_itr(narrow_gram) - marginal_itr(wide_gram)),
     )
-
-
-def _wide_copy(model: LoopedLM, dtype: torch.dtype) -> LoopedLM:
-    """The model in a wider type and in form torch, which computes in every type."""
-    wide = copy.deepcopy(model).to(dtype)
-    for module in wide.modules():
-        if "form" in vars(module):
-            vars(module)["form"] = "torch"
-    return wide
 
 
 def _squares(narrow: list[Readout], wide: list[Readout]) -> np.ndarray:

@@ -27,6 +27,7 @@ from mixerloop.interop.hf.configuration import (
 )
 from mixerloop.interop.released_config import FFN, RESIDUAL, released_mixer
 from mixerloop.model.decay_draws import draw_log_rates, draw_step_biases
+from mixerloop.model.lens import Look
 from mixerloop.model.passes import Passes
 from mixerloop.model.sublayer import Losses, Output, State
 from mixerloop.model.walk import walk
@@ -335,7 +336,7 @@ class LoopedModel(LoopedPreTrainedModel):
             for number, occurrence in enumerate(self.mixer_occurrences)
         }
 
-        def run(occurrence: Occurrence, x: Tensor, _: State | None) -> Output:
+        def run(occurrence: Occurrence, x: Tensor, _: State | None, __: Look | None) -> Output:
             if output_hidden_states:
                 seen.append(x)
             layer = self.layers[occurrence.layer]

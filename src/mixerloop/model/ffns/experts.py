@@ -11,7 +11,7 @@ from mixerloop.config import Form
 from mixerloop.kinds import ExpertsOptions
 from mixerloop.model.grouped_linear import GroupedLinear
 from mixerloop.model.projection import Projection
-from mixerloop.model.sublayer import Cost, Losses, Output, Place, RoutedFFN, State
+from mixerloop.model.sublayer import Cost, CoupledLoss, Output, Place, RoutedFFN, State
 from mixerloop.ops.grouped_products import has_grouped_form
 from mixerloop.ops.native_library import row_form
 from mixerloop.ops.swiglu import swiglu
@@ -116,18 +116,19 @@ class Experts(RoutedFFN):
         by_token = output[back].unflatten(0, (-1, self.num_chosen))
         return (by_token * routed.weights[..., None].to(by_token.dtype)).sum(1)
 
-    def _losses(self, routed: Routed) -> Losses | None:
+    def _losses(self, routed: Routed) -> dict[str, Tensor | CoupledLoss] | None:
         """Balance: num_experts * sum of (share of the choices) * (mean score), 1 if all are equal.
 
         The z loss is the mean square of the logarithm of the softmax's denominator.
         """
-        options, losses = self.options, {}
+        options = self.options
+        losses: dict[str, Tensor | CoupledLoss] = {}
         if options.balance:
             counts = torch.bincount(routed.experts.flatten(), minlength=options.num_experts)
             shares = counts.to(routed.scores.dtype) / counts.sum()
             scores = routed.scores / routed.scores.sum(-1, keepdim=True)
-            balance = options.num_experts * (shares * scores.mean(0)).sum()
-            losses["balance"] = options.balance * balance
+            weight = options.balance * options.num_experts
+            losses["balance"] = CoupledLoss(shares, scores.mean(0), weight)
         if options.router_z:
             losses["router_z"] = options.router_z * routed.logits.logsumexp(-1).square().mean()
         return losses or None
