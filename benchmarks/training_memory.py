@@ -16,7 +16,7 @@ from mixerloop.benchmarking.measure import header, peak_bytes
 from mixerloop.config import preset
 from mixerloop.model.initialization import fresh_model
 from mixerloop.ops.precision import compute_in
-from mixerloop.training.loss import SummedLoss
+from mixerloop.training.loss import Loss
 from mixerloop.training.optimizer import make_optimizer
 
 TARGET = 0.5
@@ -51,12 +51,12 @@ def measure(loop: str, options: argparse.Namespace) -> dict:
     peaks, gradients = {}, []
     for name, recompute in (("kept", False), ("recomputed", True)):
         model = fresh_model(config, seed=0)
-        loss = SummedLoss(model, recompute=recompute)
+        loss = Loss(model, recompute=recompute)
         optimizer = make_optimizer(model, peak_lr=1e-4, weight_decay=0.1)
 
         def step(loss=loss, optimizer=optimizer) -> None:
             with compute_in(options.compute_dtype, "cpu"):
-                summed = loss(tokens, tokens)
+                summed = loss(tokens, tokens).total
             summed.backward()
             optimizer.step()
 

@@ -25,14 +25,14 @@ import slowest  # noqa: E402
 from chaos.counts import Counts  # noqa: E402
 from instruction_sets import running_with  # noqa: E402
 from mixerloop.config import ModelConfig  # noqa: E402
-from mixerloop.training import gemm_rate  # noqa: E402
+from mixerloop.training import speed  # noqa: E402
 from passed_tests import PassedTests  # noqa: E402
 from shared import hops_data, hops_run, text_data, text_run  # noqa: E402, F401
 from skip_reasons import SkipReasons, check_complete  # noqa: E402
 from slowest import Slowest  # noqa: E402
 
 torch.set_num_threads(1)  # models this small only wait for a second thread, and so do neighbours
-gemm_rate.MOST_SECONDS = 0.01  # each session of training times the machine: briefly, in tests
+speed.MOST_SECONDS = 0.01  # each session of training times the machine: briefly, in tests
 settings.register_profile("mixerloop", deadline=None, derandomize=True)
 settings.load_profile("mixerloop")
 

@@ -34,7 +34,7 @@ from mixerloop.data.windows import DrawnWindows, spread_positions  # noqa: E402
 from mixerloop.model.decoding import advance, prefill, start  # noqa: E402
 from mixerloop.ops.fla import FORGETS  # noqa: E402
 from mixerloop.ops.linear_attention import linear_attention  # noqa: E402
-from mixerloop.training.loss import SummedLoss  # noqa: E402
+from mixerloop.training.loss import Loss  # noqa: E402
 from mixerloop.transport.measurement import transport_figures  # noqa: E402
 from rule_cases import (  # noqa: E402
     GATED_DELTA_RULE,
@@ -154,7 +154,7 @@ def computed(stack: str, form: FormChoice, dtype: torch.dtype) -> dict[str, torc
     found = []
     for recompute in (False, True):
         model.zero_grad()
-        loss = SummedLoss(model, recompute=recompute)(tokens[:, :-1], tokens[:, 1:])
+        loss = Loss(model, recompute=recompute)(tokens[:, :-1], tokens[:, 1:]).total
         loss.backward()
         gradients = {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
         found.append({"loss": loss.detach(), **gradients})

@@ -12,8 +12,8 @@ from mixerloop import runs
 from mixerloop.config import run_config
 from mixerloop.history import restore_history
 from mixerloop.training.metrics import JsonLines, Metrics
-from mixerloop.training.parallel import Ranks
-from mixerloop.training.run_setup import begin
+from mixerloop.training.opened import open_run
+from mixerloop.training.run_setup import begin, settled
 from mixerloop.training.trainer import Trainer
 
 
@@ -61,15 +61,15 @@ def with_train(config, **changes):
 def begun(run, config):
     """The trainer of a run, which is made if it does not exist."""
     if not run.exists():
-        begin(run, config, ranks=Ranks())
-    return Trainer(run, config, ranks=Ranks())
+        begin(run, settled(config))
+    return Trainer(run, open_run(config))
 
 
 def go(run, config, *, parent=None, until=None, watchers=()):
     """One session, as the command has them."""
     if not run.exists():
-        begin(run, config, ranks=Ranks(), parent=parent)
-    trainer = Trainer(run, config, ranks=Ranks())
+        begin(run, settled(config), parent=parent)
+    trainer = Trainer(run, open_run(config))
     restore_history(run, trainer.newest, trainer.step)
     lines = JsonLines(run)
     try:

@@ -14,13 +14,16 @@ import tomli_w
 from mixerloop import catalog
 from mixerloop.files import read_file
 from mixerloop.kinds import (
+    FIXED,
     KINDS,
     LARGEST_SIZE,
     MOST_LAYERS,
     GatedDeltaNetOptions,
+    ObjectiveConfig,
     SwiGLUOptions,
     check_size,
     kind_of,
+    pass_weights,
 )
 from mixerloop.notation import notation, resolve
 from mixerloop.parsing import checked, from_dict, one_line, suggest
@@ -38,6 +41,8 @@ InitRule = Literal["shared", "released"]
 projection of the repeated sublayer starts smaller."""
 Parallel = Literal["ddp", "fsdp"]
 """`ddp` averages gradients over ranks; `fsdp` also shards weights and optimizer state."""
+DepthPer = Literal["batch", "sequence"]
+"""Whether a batch has one depth, or each of its sequences draws its own."""
 Documents = Literal["all", "tuning", "test"]
 """The held-out documents that an NLL is of: all, those that choose a setting, or the others."""
 Device = Literal["auto", "cpu", "cuda"]
@@ -385,6 +390,18 @@ class TrainConfig:
     """Decay of matrices, filters and the embedding."""
     clip_norm: float = 1.0
     """Largest norm of the gradient; a larger gradient is scaled down to it."""
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    """What a step minimises."""
+    depth: str | tuple[tuple[float, str], ...] = FIXED
+    """Passes that a step trains: fixed, uniform(1, 4), geometric(0.3, 4), poisson(4), or a list of
+    weights and schedules."""
+    depth_per: DepthPer = "batch"
+    """Whether all sequences of a batch have one depth, or each draws its own."""
+    backprop: int | None = None
+    """Gradients flow through this number of last passes of the stack; through all by default."""
+    schedule_at: tuple[tuple[float, str], ...] = ()
+    """Schedules that are trained in turn, each from a share of the budget: 0 "6x(A F)" 0.7
+    "6x(A4 F)". The last is the model's schedule."""
     freeze: tuple[str, ...] = ()
     """Parameters that keep their values, as patterns of their names: layers.0.*"""
     compute_dtype: ComputeDtypeChoice = "auto"
@@ -437,10 +454,37 @@ class TrainConfig:
                 raise ValueError(f"train.{name} must be 0 or more, got {getattr(self, name)}")
         for name in (
             *("global_batch", "micro_batch", "evaluate_every", "evaluate_windows"),
-            *("checkpoint_every", "keep_last", "keep_every"),
+            *("checkpoint_every", "keep_last", "keep_every", "backprop"),
         ):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"train.{name} must be at least 1, got {value}")
+        self._check_depth()
+
+    def _check_depth(self) -> None:
+        """Reject depths that have no meaning; whether they fit the schedule shows in training."""
+        if isinstance(self.depth, str) and self.depth != FIXED:
+            try:
+                pass_weights(self.depth)
+            except ValueError as error:
+                raise ValueError(f"train.depth: {error}") from None
+        elif not isinstance(self.depth, str):
+            weights = [weight for weight, _ in self.depth]
+            if not weights or not all(0 < weight < math.inf for weight in weights):
+                raise ValueError(f"train.depth: weights must be above 0, got {weights}")
+        if self.depth_per == "sequence" and self.depth == FIXED:
+            raise ValueError("train.depth_per = sequence needs a train.depth that is drawn")
+        shares = [share for share, _ in self.schedule_at]
+        if self.schedule_at and self.depth != FIXED:
+            raise ValueError("train.depth and train.schedule_at both choose schedules; give one")
+        if shares and (shares[0] != 0 or sorted(set(shares)) != shares or not 0 <= shares[-1] < 1):
+            raise ValueError(
+                f"train.schedule_at: shares of the budget must grow from 0 to below 1, got {shares}"
+            )
+
+    def table(self) -> dict[str, Any]:
+        """The section `[train]` with every key."""
+        keys = {key.name: getattr(self, key.name) for key in dataclasses.fields(self)}
+        return keys | {"objective": self.objective.table()}
 
     @property
     def product_dtype(self) -> ComputeDtype:
@@ -461,9 +505,10 @@ MAY_CHANGE = {
     *("train.parallel", "train.checkpoint_every", "train.keep_last", "train.keep_every"),
     *("train.tensorboard", "train.wandb"),
 }
-"""Keys that say how and where a run is computed and stored; `may_change` has those of a model.
+"""Keys that say how and where a run is computed and stored.
 
-Every other key decides what the run computes.
+A resumed run may change them, and seeds of one model may differ in them. Every other key decides
+what the run computes.
 """
 
 
@@ -482,12 +527,6 @@ class RunConfig:
         if self.train is None:
             raise ValueError("config: no train section; say how long: train.steps")
         return self.data, self.train
-
-
-def may_change(model: ModelConfig) -> set[str]:
-    """Keys that a resumed run of a model may change, and in which seeds of one model may differ."""
-    coupled = any(getattr(given, "couples_windows", False) for given in model.options.values())
-    return MAY_CHANGE - {"train.micro_batch"} if coupled else MAY_CHANGE
 
 
 def preset(name: str) -> ModelConfig:
@@ -556,6 +595,8 @@ def run_config(
         if section == "data" and isinstance(table, dict) and "path" in keys:
             table = _without("prepare", table)  # it makes the file's folder, not this one
         if section != "model" and isinstance(table, dict):
+            if isinstance(table.get("objective"), dict) and "kind" not in keys.get("objective", {}):
+                keys = keys | {"objective": table["objective"] | keys.get("objective", {})}
             tables[section] = table | keys
     if base is not None:
         tables.setdefault("model", {})
@@ -651,7 +692,7 @@ def dump(config: RunConfig) -> str:
     sections = {
         "model": resolved.table(),
         "data": None if config.data is None else dataclasses.asdict(config.data),
-        "train": None if config.train is None else dataclasses.asdict(config.train),
+        "train": None if config.train is None else config.train.table(),
     }
     return tomli_w.dumps(_without_none(sections))
 
@@ -669,7 +710,7 @@ def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
 def check_same_run(old: RunConfig, new: RunConfig, *, where: str) -> None:
     """Reject a config that changes what a resumed run computes; the error names the key."""
     for key, (before, after) in differences(old, new).items():
-        if key not in may_change(old.model):
+        if key not in MAY_CHANGE:
             raise ValueError(
                 f"{where}: {key} was {said(before)} and would be {said(after)}; it decides what "
                 "is computed, so start a new run to change it"

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mixerloop import config
+from mixerloop.config import RunConfig
 from mixerloop.interop.loading import model_of
 from mixerloop.model.accounting import (
     CONTEXT,
@@ -27,6 +28,20 @@ from mixerloop.paper import COST, PaperCost
 from mixerloop.parsing import checked
 from mixerloop.reports.schedule_diagram import draw
 from mixerloop.schedule import BLOCK, LOOPS, Schedule, Sublayer
+from mixerloop.training.depth import Depth
+from mixerloop.training.opened import recipe_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthCost:
+    """A depth that a config trains."""
+
+    schedule: str
+    """In notation."""
+    share: float
+    """The share of the tokens that are trained under it."""
+    training_flops: float
+    """Operations of a token, forward and backward, the objective's readouts included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +63,13 @@ class Description:
     """The cost of each schedule, by the names in `schedules`."""
     paper: PaperCost | None
     """The paper's figures for this size; None if the paper has no such size."""
+    training: tuple["DepthCost", ...] = ()
+    """What a token costs under each depth, where a config trains several."""
+
+    @property
+    def expected_training_flops(self) -> float:
+        """Operations of a trained token, as the mean over the depths."""
+        return sum(depth.share * depth.training_flops for depth in self.training)
 
     def to_json(self) -> dict[str, Any]:
         """The JSON that `mixerloop describe --json` prints; the paper's figures are strings."""
@@ -59,6 +81,7 @@ class Description:
             **{key: value for key, value in asdict(self.model).items() if value != ()},
             "schedules": {name: asdict(account) for name, account in self.accounts.items()},
             "paper": None if self.paper is None else asdict(self.paper),
+            **({"training": [asdict(depth) for depth in self.training]} if self.training else {}),
         }
 
     def picture(self) -> str:
@@ -77,7 +100,8 @@ def describe(size: Path | str, *, schedules: Sequence[str] = ()) -> Description:
 
     `schedules` are added to the loops; each is a named loop or notation.
     """
-    model_config = _model(str(size))
+    run_config = _config(str(size))
+    model_config = run_config.model
     num_layers = model_config.num_layers
     resolved = {text: resolve(text, num_layers) for text in (*LOOPS, *schedules)}
     if (own := model_config.occurrences()) not in resolved.values():
@@ -95,14 +119,31 @@ def describe(size: Path | str, *, schedules: Sequence[str] = ()) -> Description:
             for name, schedule in resolved.items()
         },
         paper=COST.get(str(size)),
+        training=_training(run_config),
     )
 
 
-def _model(size: str) -> config.ModelConfig:
+def _config(size: str) -> RunConfig:
     path = Path(size)
     if size in config.PRESETS or not path.is_dir():
-        return config.preset_or_file(size).model
-    return model_of(path)
+        return config.preset_or_file(size)
+    return RunConfig(model=model_of(path))
+
+
+def _training(run_config: RunConfig) -> tuple[DepthCost, ...]:
+    """The cost of each depth, unless every step trains the model's own schedule."""
+    if run_config.train is None or run_config.data is None:
+        return ()
+    recipe = recipe_of(run_config)
+    depths = recipe.depths
+    if depths.is_fixed and depths.depths[0] == Depth(run_config.model.occurrences()):
+        return ()
+    flops = recipe.flops_per_token(run_config.data.context or CONTEXT)
+    shares = recipe.shares_of_tokens(flops)
+    return tuple(
+        DepthCost(schedule=notation(depth.schedule), share=share, training_flops=cost)
+        for depth, share, cost in zip(depths.depths, shares, flops, strict=True)
+    )
 
 
 def description_text(described: Description) -> str:
@@ -125,6 +166,9 @@ def _print(console: Console, described: Description) -> None:
     if len(described.states) > 1 or any(state.grows for state in described.states):
         for state in described.states:
             console.print(_state_text(state))
+    if described.training:
+        console.print()
+        console.print(_training_table(described))
     if described.paper is not None:
         console.print()
         console.print(_paper_table(described, described.paper))
@@ -180,6 +224,18 @@ def _schedule_table(described: Description) -> Table:
             f"{account.state_bytes_per_sequence / 1024:,.0f}",
             f"{account.activation_bytes_per_token / 1024:,.0f}",
         )
+    return table
+
+
+def _training_table(described: Description) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("trained schedule", overflow="fold", min_width=11)
+    table.add_column("share of\ntokens", justify="right")
+    table.add_column("MFLOP\n/token", justify="right")
+    for depth in described.training:
+        name = shortened(depth.schedule, most=60)
+        table.add_row(name, f"{depth.share:.1%}", f"{depth.training_flops / 1e6:,.2f}")
+    table.add_row("expected", "", f"{described.expected_training_flops / 1e6:,.2f}")
     return table
 
 

@@ -9,6 +9,7 @@ import functools
 import inspect
 import numbers
 import os
+import re
 import types
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -118,6 +119,19 @@ def _typed_mapping(value: Any, hints: tuple[Any, Any], name: str) -> dict[Any, A
     if item_type is Any:
         return dict(value)
     return {key_type(key): _typed(item, item_type, f"{name}.{key}") for key, item in value.items()}
+
+
+def name_and_numbers(text: str) -> tuple[str, tuple[float, ...]]:
+    """The parts of a text such as `geometric(0.3, 4)`; a name alone has no numbers."""
+    match = re.fullmatch(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*", text)
+    if match is None:
+        raise ValueError(f"'{text}' is not a name, such as fixed or uniform(1, 4)")
+    name, inside = match.groups()
+    try:
+        numbers = tuple(float(part) for part in (inside or "").split(",") if part.strip())
+    except ValueError:
+        raise ValueError(f"'{text}': {inside!r} are not numbers") from None
+    return name, numbers
 
 
 def checked(function: F) -> F:

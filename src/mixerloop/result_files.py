@@ -27,7 +27,7 @@ from mixerloop.files import (
 from mixerloop.measures import Measure, measure_of
 from mixerloop.ownership import check_replaceable, drop_link
 from mixerloop.parsing import one_line
-from mixerloop.results import Result, decode, encode
+from mixerloop.results import Result, check_finite, decode, encode
 
 T = TypeVar("T")
 
@@ -58,11 +58,11 @@ def write_result(
     measure = measure_of(type(result))
     check_can_write(folder, measure, overwrite=overwrite)
     path = folder / measure.file
-    encoded = encode(result)
     try:
-        decode(type(result), encoded)
+        check_finite(result)
     except ValueError as error:
-        raise ValueError(f"{path}: not written: {one_line(error)}") from None
+        raise ValueError(f"{path}: not written: {error}") from None
+    encoded = encode(result)
     folder.mkdir(parents=True, exist_ok=True)
     num_bytes = len(json_text(encoded)) + len((details or "").encode())
     check_space(folder, num_bytes)  # the old result is replaced below, before the details are there

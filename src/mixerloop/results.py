@@ -178,6 +178,22 @@ def encode(value: Any) -> Any:
     return value
 
 
+def check_finite(value: Any, where: str = "result") -> None:
+    """Raise for a number that is not finite in a field that has no null."""
+    if is_dataclass(value):
+        for member in fields(value):
+            if "None" not in str(member.type):
+                check_finite(getattr(value, member.name), f"{where}.{member.name}")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            check_finite(item, f"{where}.{key}")
+    elif isinstance(value, tuple | list):
+        for number, item in enumerate(value):
+            check_finite(item, f"{where}[{number}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{where} is {value}")
+
+
 def decode(cls: type[T], data: Any) -> T:
     """A result from its JSON; raises ValueError for anything that `encode` does not write."""
     if not isinstance(data, dict):

@@ -101,6 +101,41 @@ def first_passes(schedule: Schedule, num_passes: int) -> Schedule:
     return tuple(occurrence for occurrence in schedule if occurrence.pass_index < num_passes)
 
 
+def with_passes(schedule: Schedule, num_passes: int) -> Schedule:
+    """A schedule with another number of passes of what it repeats.
+
+    Layers that run once still do. More passes than the schedule has need a regular loop, in which
+    all layers that repeat make the same number of passes.
+    """
+    _require("num_passes", num_passes, at_least=1)
+    if num_passes <= num_passes_of(schedule):
+        return first_passes(schedule, num_passes)
+    unit, num_layers, looped = (
+        repeated_unit(schedule),
+        num_layers_of(schedule),
+        looped_layers(schedule),
+    )
+    if unit is None:
+        raise ValueError(f"the schedule repeats nothing, so it has no {num_passes} passes")
+    if unit == "stack":
+        num_coda = num_layers - looped.stop
+        return prelude_core_coda(
+            num_prelude=looped.start, num_core=len(looped), num_coda=num_coda, num_passes=num_passes
+        )
+    sublayer = "mixer" if unit == "block" else unit
+    counts = Counter(one.layer for one in schedule if one.sublayer == sublayer)
+    if not set(counts.values()) <= {1, num_passes_of(schedule)}:
+        raise ValueError(
+            f"its layers make different numbers of passes, so {num_passes} passes have no meaning"
+        )
+    more = [num_passes if counts[layer] > 1 else 1 for layer in range(num_layers)]
+    loop = {"mixer": mixer_loop, "ffn": ffn_loop, "block": block_loop}[unit]
+    longer = loop(num_layers, more)
+    if first_passes(longer, num_passes_of(schedule)) != schedule:
+        raise ValueError(f"it is no regular loop, so {num_passes} passes have no meaning")
+    return longer
+
+
 def num_layers_of(schedule: Schedule) -> int:
     """How many layers a stack needs to run this schedule."""
     return 1 + max(occurrence.layer for occurrence in schedule)

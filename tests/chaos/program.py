@@ -73,9 +73,9 @@ def preload(*, quick: bool) -> None:
     for name in (*_own_modules(quick=quick), *LAZY, *(() if quick else LAZY_SLOW)):
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             importlib.import_module(name)
-    from mixerloop.training import gemm_rate
+    from mixerloop.training import speed
 
-    gemm_rate.MOST_SECONDS = 0.01  # each session of training times the machine: briefly, here
+    speed.MOST_SECONDS = 0.01  # each session of training times the machine: briefly, here
     assert threading.active_count() == 1, threading.enumerate()
     gc.collect()
     gc.freeze()

@@ -83,6 +83,36 @@ def test_one_two_and_one_two_one_processes_lose_the_same(place):
     assert [(one["step"], one["num_ranks"]) for one in sessions] == [(0, 1), (10, 2), (20, 1)]
 
 
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        ("--train.depth", "uniform(1, 4)"),
+        ("--train.depth", "uniform(1, 4)", "--train.depth-per", "sequence"),
+        ("--train.schedule-at", 0, "2x(A F)", 0.5, "2x(A2 F)"),
+    ],
+    ids=["batch", "sequence", "onset"],
+)
+def test_ranks_come_and_go_and_depths_stay(place, drawn):
+    """One, two and one ranks have the same depths and data; one rank has the same bits again."""
+    short = ("--train.steps", 9, *drawn)
+    train("mixer.toml", "--out", "drawn", *short, cwd=place)
+    train("mixer.toml", "--out", "again", *short, "--until", 2, cwd=place)
+    train("--resume", "again", cwd=place)
+    train("mixer.toml", "--out", "ranks", *short, "--until", 3, cwd=place)
+    train("--resume", "ranks", "--until", 6, cwd=place, ranks=2)
+    train("--resume", "ranks", cwd=place)
+    lines, again, ranks = (
+        [json.loads(line) for line in (place / run / "metrics.jsonl").read_text().splitlines()]
+        for run in ("drawn", "again", "ranks")
+    )
+    assert again == lines
+    for mine, theirs in zip(ranks, lines, strict=True):
+        assert (mine["flops"], mine.get("passes")) == (theirs["flops"], theirs.get("passes"))
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=SAME)
+    for run in ("drawn", "again", "ranks"):
+        shutil.rmtree(place / run)
+
+
 def test_one_process_hands_over_to_fsdp_whose_checkpoint_loads_in_one_process(place):
     train("full.toml", "--out", "one", cwd=place)
     fsdp = ("--train.parallel", "fsdp", "--train.micro_batch", 2, "--train.recompute", "true")
@@ -114,42 +144,65 @@ def test_three_ranks_resume_to_the_same_bits(place):
 
 UNEQUAL = """
 import numpy as np
-from mixerloop.config import ModelConfig
+from mixerloop.config import run_config
 from mixerloop.data.batches import Batch
 from mixerloop.model.initialization import fresh_model
-from mixerloop.training.parallel import ParallelLoss
-from mixerloop.training.gradients import Computation, accumulate, clip
-from mixerloop.training.loss import SummedLoss
-from mixerloop.training.parallel import Ranks, joined, whole
+from mixerloop.training.freezing import train_only
+from mixerloop.training.loss import Loss
+from mixerloop.training.opened import recipe_of
+from mixerloop.training.parallel import ParallelLoss, Ranks, joined, whole
+from mixerloop.training.step import Computation, accumulate, clip
 
-config = ModelConfig.from_table(dict(
-    num_layers=2, d_model=32, num_heads=1, d_head=16, d_ffn=48, vocab_size=50,
-    schedule="full_loop(2)",
-))
+sizes = dict(num_layers=2, d_model=32, num_heads=1, d_head=16, vocab_size=50)
 generator = np.random.default_rng(0)
 tokens, labels = generator.integers(50, size=(2, 8, 20))
 labels[:4][generator.random((4, 20)) < 0.9] = -100  # the first rank has few
 labels[5] = -100
 
-def step(ranks, parallel, micro_batch):
-    model = fresh_model(config, seed=1).double()
-    engine = ParallelLoss(SummedLoss(model), ranks=ranks, parallel=parallel)
+def config_of(ffn={"d_ffn": 48}, **train):
+    model = {**sizes, **ffn, "schedule": "full_loop(2)"}
+    train = {"steps": 9, "global_batch": 8, **train}
+    return run_config({"model": model, "data": {"path": "x"}, "train": train})
+
+def step(ranks, parallel, micro_batch, config):
+    recipe = recipe_of(config)
+    model = fresh_model(config.model, seed=1).double()
+    train_only(model, recipe.weights)
+    late = bool(recipe.weights.late)
+    engine = ParallelLoss(Loss(model), ranks=ranks, parallel=parallel, may_skip=late)
     share = 8 // ranks.num_ranks
     mine = slice(ranks.rank * share, (ranks.rank + 1) * share)
-    computation = Computation(micro_batch=micro_batch, compute_dtype="float32", ranks=ranks)
-    accumulate(engine, Batch(0, tokens[mine], labels[mine]), computation)
-    norm = clip(list(model.parameters()), 0.1)
-    return {name: whole(p.grad) for name, p in model.named_parameters()}, norm
+    computation = Computation(
+        micro_batch=micro_batch, compute_dtype="float32", ranks=ranks,
+        depths=recipe.depths, objective=recipe.objective,
+    )
+    accumulate(engine, Batch(3, tokens[mine], labels[mine]), computation)
+    norm = clip([p for p in model.parameters() if p.grad is not None], 0.1)
+    return {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}, norm
+
+experts = {"ffn": "experts", "experts": {"d_ffn": 16, "num_experts": 4, "balance": 1.0}}
+CASES = {
+    "dense": (config_of(), ("ddp", "fsdp")),
+    "experts": (config_of(experts), ("ddp",)),
+    "sequences": (config_of(experts, depth="uniform(1, 5)", depth_per="sequence"), ("ddp",)),
+    "batch": (config_of(depth="uniform(1, 5)"), ("ddp", "fsdp")),
+    "some layers": (config_of(depth=[[1, "A@0.0 F@0.0"]], schedule_at=[]), ("ddp",)),
+    "every pass": (config_of(objective={"kind": "every_pass", "readout": "coda"}), ("ddp", "fsdp")),
+    "truncated": (config_of(depth="uniform(3, 5)", backprop=2), ("ddp",)),
+}
 
 with joined("cpu") as ranks:
-    alone, norm = step(Ranks(), "ddp", 8)
-    for parallel in ("ddp", "fsdp"):
-        for micro_batch in (4, 3, 1):
-            shared, shared_norm = step(ranks, parallel, micro_batch)
-            assert abs(shared_norm / norm - 1) < 1e-10, (parallel, micro_batch)
-            for name, gradient in alone.items():
-                error = float((shared[name] - gradient).abs().max() / gradient.abs().max())
-                assert error < 1e-10, (parallel, micro_batch, name, error)
+    for case, (config, parallels) in CASES.items():
+        alone, norm = step(Ranks(), "ddp", 8, config)
+        for parallel in parallels:
+            for micro_batch in (4, 3, 1):
+                shared, shared_norm = step(ranks, parallel, micro_batch, config)
+                where = case, parallel, micro_batch
+                assert abs(shared_norm / norm - 1) < 1e-10, where
+                assert shared.keys() == alone.keys(), where
+                for name, gradient in alone.items():
+                    error = float((shared[name] - gradient).abs().max() / gradient.abs().max())
+                    assert error < 1e-10, (*where, name, error)
     print("the same")
 """
 

@@ -9,7 +9,7 @@ import pytest
 
 import needs
 from mixerloop.config import DataConfig, RunConfig, TrainConfig, preset
-from mixerloop.training.parallel import Ranks
+from mixerloop.training.opened import open_run
 from mixerloop.training.run_setup import begin
 from mixerloop.training.trainer import Trainer
 
@@ -68,9 +68,9 @@ def test_losses_of_a_short_training_never_change(loop, form, steps, hops_data, t
             evaluate_windows=1,
         ),
     )
-    begin(tmp_path / "run", config, ranks=Ranks())
+    begin(tmp_path / "run", config)
     collect = Collect()
-    Trainer(tmp_path / "run", config, ranks=Ranks()).train([collect], until=steps)
+    Trainer(tmp_path / "run", open_run(config)).train([collect], until=steps)
     recorded = [step for step in STEPS if step <= steps]
     losses = tuple(collect.losses[step] for step in recorded)
     assert losses == pytest.approx(LOSSES[loop][: len(recorded)], rel=SAME)

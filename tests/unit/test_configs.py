@@ -121,17 +121,6 @@ def test_what_cannot_be_trained_is_named(section, change, message):
     assert message in str(caught.value)
 
 
-def test_a_resumed_run_keeps_the_micro_batch_of_a_balance_loss():
-    sparse = TRAINED | {"model": {"preset": "nano", "ffn": "experts", "d_ffn": 352}}
-    for model, is_kept in ((TRAINED, False), (sparse, True)):
-        old, new = run_config(model), run_config(model, {"train": {"micro_batch": 2}})
-        if is_kept:
-            with pytest.raises(ValueError, match=r"train\.micro_batch was not set and would be 2"):
-                config.check_same_run(old, new, where="RUN")
-        else:
-            config.check_same_run(old, new, where="RUN")
-
-
 def test_differences_are_named_by_section_and_key(tiny: ModelConfig):
     old = run_config(TRAINED)
     new = run_config(TRAINED, {"train": {"seed": 1, "micro_batch": 2}})

@@ -6,12 +6,12 @@ from safetensors.torch import load_file
 
 from mixerloop import runs
 from mixerloop.model.initialization import fresh_model, meta_model
+from mixerloop.training.depth import Depth
 from mixerloop.training.display import show_training
-from mixerloop.training.freezing import choose_trained, frozen_names, num_trained
-from mixerloop.training.gradients import accumulate
-from mixerloop.training.parallel import Ranks
+from mixerloop.training.freezing import frozen_names, num_trained, train_only, trained_weights
 from mixerloop.training.run_setup import begin, resumed_config
 from mixerloop.training.sessions import train
+from mixerloop.training.step import accumulate
 from small_model import SMALL, small_config
 from training_sessions import (
     assert_same_run,
@@ -80,7 +80,7 @@ def test_the_gradient_and_its_norm_are_of_the_trained_parameters(tmp_path, confi
 
 def first_gradient(run, config):
     trainer = begun(run, config)
-    accumulate(trainer.summed_loss, trainer.batches.read(0), trainer.computation)
+    accumulate(trainer.loss, trainer.batches.read(0), trainer.computation)
     return {name: parameter.grad for name, parameter in trainer.model.named_parameters()}
 
 
@@ -93,7 +93,7 @@ def test_stopped_and_resumed_it_is_the_same_run_to_the_bit(tmp_path, config):
 
 
 def test_what_is_frozen_may_not_change_on_the_way(tmp_path, config):
-    begin(tmp_path / "run", with_train(config, freeze=FROZEN), ranks=Ranks())
+    begin(tmp_path / "run", with_train(config, freeze=FROZEN))
     resumed = resumed_config(tmp_path / "run", config_file=None, overrides={})
     assert resumed.for_training()[1].freeze == FROZEN
     with pytest.raises(ValueError, match=r"train.freeze was .* and would be .* start a new run"):
@@ -114,7 +114,7 @@ def test_patterns_that_freeze_nothing_or_everything_are_rejected(
     tmp_path, config, pattern, message
 ):
     with pytest.raises(ValueError) as caught:  # noqa: PT011
-        begin(tmp_path / "run", with_train(config, freeze=(pattern,)), ranks=Ranks())
+        begin(tmp_path / "run", with_train(config, freeze=(pattern,)))
     assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
 
@@ -122,7 +122,11 @@ def test_patterns_that_freeze_nothing_or_everything_are_rejected(
 def test_a_schedule_that_runs_no_other_weights_leaves_nothing_to_train(tiny):
     model = meta_model(tiny.changed(schedule="3x(A)"))
     with pytest.raises(ValueError, match="no parameter is left to train"):
-        choose_trained(model, freeze=["embedding.*", "final_norm.*", "layers.*.mixer*"])
+        trained_weights(
+            model,
+            [Depth(model.schedule)],
+            freeze=["embedding.*", "final_norm.*", "layers.*.mixer*"],
+        )
 
 
 def test_the_numbers_of_trained_and_frozen_parameters_are_told(tmp_path, config, capsys):
@@ -130,7 +134,7 @@ def test_the_numbers_of_trained_and_frozen_parameters_are_told(tmp_path, config,
     train(config, tmp_path / "run", until=1, display=show_training)
     model = meta_model(config.model)
     number = sum(parameter.numel() for parameter in model.parameters())
-    choose_trained(model, freeze=FROZEN)
+    train_only(model, trained_weights(model, [Depth(model.schedule)], freeze=FROZEN))
     names = frozen_names(model, FROZEN)
     held = sum(model.get_parameter(name).numel() for name in names)
     assert num_trained(model) == number - held

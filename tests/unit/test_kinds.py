@@ -15,7 +15,8 @@ from mixerloop.model.ffns.swiglu import SwiGLU
 from mixerloop.model.initialization import fresh_model, meta_model
 from mixerloop.model.sublayer import Cost, FFNModule, Output, ffn_kind
 from mixerloop.training.checkpoints import optimizer_tensors, restore, save
-from mixerloop.training.loss import SummedLoss
+from mixerloop.training.loss import Loss
+from mixerloop.training.objectives.next_token import NllOnly
 from mixerloop.training.optimizer import make_optimizer
 from mixerloop.training.parallel import ParallelLoss, Ranks
 from mixerloop.training.position import Position
@@ -33,15 +34,17 @@ from toys import (  # noqa: F401
 def test_auxiliary_losses_count_once_for_each_scored_token():
     config = small_config(**SMALL, schedule="no_loop").changed(ffn="two_experts", balance=0.5)
     model = large_model(config)
-    loss = SummedLoss(model)
+    loss = Loss(model)
     tokens = torch.randint(12, (3, 10))
     labels = tokens.clone()
     labels[:, :4] = -100
-    nll = loss.eval()(tokens, labels)
+    nll = loss(tokens, labels, objective=NllOnly()).total
     auxiliary = model.walk(model.embed(tokens), model.schedule).losses["balance"]
-    torch.testing.assert_close(loss.train()(tokens, labels), nll + 18 * auxiliary)
+    total, parts, _ = loss(tokens, labels)
+    torch.testing.assert_close(total, nll + 18 * auxiliary)
+    assert parts == {"nll": nll, "balance": 18 * auxiliary}
     assert auxiliary > 0.01
-    loss.train()(tokens, labels).backward()
+    total.backward()
     assert model.get_parameter("layers.0.ffn.router.weight").grad is not None
     assert model.get_parameter("layers.0.ffn.experts.1.0.weight").grad is None
 
@@ -86,8 +89,8 @@ def test_a_weight_whose_first_gradient_comes_late_keeps_its_own_count(tiny, tmp_
 def test_weights_without_gradients_are_not_sharded():
     """FSDP2 would average the gradients of different experts."""
     model = fresh_model(small_config(**SMALL).changed(ffn="two_experts"), seed=0)
-    with pytest.raises(ValueError, match="fsdp: a sublayer of this model may leave weights"):
-        ParallelLoss(SummedLoss(model), ranks=Ranks(num_ranks=2), parallel="fsdp")
+    with pytest.raises(ValueError, match="fsdp: a step of this model may leave weights"):
+        ParallelLoss(Loss(model), ranks=Ranks(num_ranks=2), parallel="fsdp")
 
 
 class Forgetful(SwiGLU):
@@ -102,7 +105,7 @@ def test_recomputing_draws_the_same_random_numbers(tiny):
     for recompute in (False, True):
         model = fresh_model(config, seed=0)
         torch.manual_seed(3)
-        SummedLoss(model, recompute=recompute)(*[torch.arange(20)[None] % 50] * 2).backward()
+        Loss(model, recompute=recompute)(*[torch.arange(20)[None] % 50] * 2).total.backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     for plain, again in zip(*gradients, strict=True):
         assert plain is not None

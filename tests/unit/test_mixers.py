@@ -20,9 +20,8 @@ from mixerloop.model.decoding import advance, prefill, side_by_side, start
 from mixerloop.model.initialization import fresh_model
 from mixerloop.parsing import from_dict
 from mixerloop.schedule import LOOPS
-from mixerloop.training.loss import SummedLoss
-from mixerloop.training.parallel import Ranks
-from mixerloop.training.run_setup import begin
+from mixerloop.training.loss import Loss
+from mixerloop.training.run_setup import begin, settled
 from mixerloop.training.trainer import Trainer
 from mixerloop.transport.trajectories import measure
 from small_model import small_config
@@ -132,7 +131,7 @@ def test_the_definition_has_the_same_gradients(name):
     tokens, gradients = tokens_of(), []
     for form in ("definition", "torch", "native"):
         model = large_model(stack_config(name, "full_loop(2)"), form=form)
-        SummedLoss(model)(tokens, tokens).backward()
+        Loss(model)(tokens, tokens).total.backward()
         gradients.append({key: one.grad for key, one in model.named_parameters()})
     for others in gradients[1:]:
         for key, gradient in gradients[0].items():
@@ -217,9 +216,9 @@ def test_an_interrupted_run_ends_in_the_same_bits(name, hops_data, tmp_path):
     )
     tensors = {}
     for run, stops in (("whole", [None]), ("parts", [1, 3, None])):
-        config = begin(tmp_path / run, run_config, ranks=Ranks())
+        opened = begin(tmp_path / run, settled(run_config))
         for until in stops:
-            Trainer(tmp_path / run, config, ranks=Ranks()).train(until=until)
+            Trainer(tmp_path / run, opened).train(until=until)
         for file in ("model.safetensors", "optimizer/optimizer.safetensors"):
             tensors[run, file] = load_file(tmp_path / run / "checkpoints/step-4" / file)
     for file in ("model.safetensors", "optimizer/optimizer.safetensors"):

@@ -14,7 +14,8 @@ from mixerloop.model.checkpoint import load_weights, save_run, save_tensors
 from mixerloop.model.decoding import advance, start
 from mixerloop.model.initialization import fresh_model, meta_model
 from mixerloop.schedule import full_loop, prelude_core_coda
-from mixerloop.training.freezing import hold_what_never_runs
+from mixerloop.training.depth import Depth
+from mixerloop.training.freezing import train_only, trained_weights
 from small_model import small_config
 from stacks import FFN, HEADS, SIZES, large_model
 
@@ -147,7 +148,7 @@ def test_exactly_the_weights_that_are_used_are_trained(schedule, unit, name):
         model = model_of(schedule, **{name: unit})
     except ValueError:
         return  # rejected, as above
-    hold_what_never_runs(model)
+    train_only(model, trained_weights(model, [Depth(model.schedule)]))
     held = {key for key, weight in model.named_parameters() if not weight.requires_grad}
     model.requires_grad_(True)
     model(TOKENS).sum().backward()

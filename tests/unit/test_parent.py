@@ -15,10 +15,9 @@ from mixerloop.interop.conversion import export_run
 from mixerloop.interop.loading import open_subject
 from mixerloop.interop.parents import open_parent
 from mixerloop.model.checkpoint import load_model
-from mixerloop.model.initialization import fresh_model
+from mixerloop.model.initialization import fresh_model, meta_model
 from mixerloop.parent_record import read_parent
 from mixerloop.training.display import show_training
-from mixerloop.training.parallel import Ranks
 from mixerloop.training.parent import fresh_names
 from mixerloop.training.run_setup import begin, resumed_config
 from mixerloop.training.sessions import train
@@ -59,7 +58,7 @@ def retrofit(config, **model):
 
 def test_a_run_starts_from_its_parents_weights_under_its_own_schedule(tmp_path, config, base):
     parent = open_parent(base)
-    begin(tmp_path / "run", retrofit(config), ranks=Ranks(), parent=parent)
+    begin(tmp_path / "run", retrofit(config), parent=parent)
     theirs, ours = weights(base, 12), weights(tmp_path / "run", 0)
     fresh = fresh_model(config.model, seed=1337, form="torch").state_dict()
     assert theirs.keys() == ours.keys()
@@ -81,7 +80,7 @@ def test_a_run_starts_from_its_parents_weights_under_its_own_schedule(tmp_path, 
 def test_a_parent_at_step_0_of_the_same_seed_makes_the_plain_run(tmp_path, config, base):
     """The parent is on the disk and the plain run is drawn: every later bit is the same."""
     config = retrofit(config)
-    begin(tmp_path / "base", config, ranks=Ranks())
+    begin(tmp_path / "base", config)
     go(tmp_path / "plain", config, until=2)
     go(tmp_path / "run", config, until=2, parent=open_parent(tmp_path / "base"))
     assert_same_run(contents(tmp_path / "plain", 2), contents(tmp_path / "run", 2))
@@ -120,7 +119,7 @@ def test_a_checkpoint_and_an_exported_folder_can_be_parents(tmp_path, config, ba
     folders = {"newest": base, "older": base / "checkpoints/step-8", "hf": tmp_path / "exported"}
     parents = {name: open_parent(folder) for name, folder in folders.items()}
     for name, parent in parents.items():
-        begin(tmp_path / name, retrofit(config), ranks=Ranks(), parent=parent)
+        begin(tmp_path / name, retrofit(config), parent=parent)
     assert {name: parent.step for name, parent in parents.items()} == {
         **{"newest": 12, "older": 8, "hf": None}
     }
@@ -143,7 +142,7 @@ def test_a_checkpoint_and_an_exported_folder_can_be_parents(tmp_path, config, ba
 )
 def test_a_parent_that_does_not_fit_is_rejected_by_name(tmp_path, config, base, model, message):
     with pytest.raises(ValueError) as caught:  # noqa: PT011
-        begin(tmp_path / "run", retrofit(config, **model), ranks=Ranks(), parent=open_parent(base))
+        begin(tmp_path / "run", retrofit(config, **model), parent=open_parent(base))
     assert f"{base}: does not fit the model: {message}" in str(caught.value)
     assert not (tmp_path / "run").exists()
 
@@ -152,11 +151,11 @@ def test_another_kind_is_rejected_even_if_every_tensor_fits(tmp_path, config, mo
     """Tensors may have the same names and shapes in kinds that compute different things."""
     mixers = config.model.changed(mixer="retention", num_heads=2, d_head=8)
     monkeypatch.setattr("mixerloop.training.parent._shapes", lambda _: {})
-    begin(tmp_path / "base", replace(config, model=mixers), ranks=Ranks())
+    begin(tmp_path / "base", replace(config, model=mixers))
     with pytest.raises(
         ValueError, match="layer 0 has retention and swiglu in the parent and gated"
     ):
-        fresh_names(config.model, open_parent(tmp_path / "base"))
+        fresh_names(meta_model(config.model), open_parent(tmp_path / "base"))
 
 
 def test_a_parent_that_changed_after_it_was_opened_is_rejected(tmp_path, config, base):
@@ -167,7 +166,7 @@ def test_a_parent_that_changed_after_it_was_opened_is_rejected(tmp_path, config,
     tensors["final_norm.weight"] += 1
     save_file(tensors, path, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"model\.safetensors"):
-        begin(tmp_path / "run", retrofit(config), ranks=Ranks(), parent=parent)
+        begin(tmp_path / "run", retrofit(config), parent=parent)
     assert not (tmp_path / "run").exists()
 
 
@@ -181,10 +180,10 @@ def test_the_data_must_be_of_the_parents_tokenizer(tmp_path, text_run, text_data
     for name, data in (("same", text_data), ("other", tmp_path / "zebras")):
         config = twelve_steps(data, model, context=16)
         if name == "same":
-            begin(tmp_path / name, config, ranks=Ranks(), parent=parent)
+            begin(tmp_path / name, config, parent=parent)
             continue
         with pytest.raises(ValueError, match=r"zebras: is of the tokenizer .*, and .*run is of"):
-            begin(tmp_path / name, config, ranks=Ranks(), parent=parent)
+            begin(tmp_path / name, config, parent=parent)
         assert not (tmp_path / name).exists()
 
 
@@ -202,7 +201,7 @@ def test_the_model_is_the_parents_with_what_the_config_changes(config):
 
 
 def test_a_config_without_a_model_resumes_a_run_with_a_parent(tmp_path, config, base):
-    begin(tmp_path / "run", retrofit(config), ranks=Ranks(), parent=open_parent(base))
+    begin(tmp_path / "run", retrofit(config), parent=open_parent(base))
     text = (tmp_path / "run/config.toml").read_text()
     (tmp_path / "short.toml").write_text(text[text.index("[data]") :])
     resumed = resumed_config(tmp_path / "run", config_file=tmp_path / "short.toml", overrides={})

@@ -212,7 +212,7 @@ def test_details_of_another_result_are_not_read(tmp_path):
 
 def test_a_result_that_could_not_be_read_back_is_not_written(tmp_path):
     result = replace(RESULT, nll=replace(NLL, upper=float("nan")))
-    with pytest.raises(ValueError, match=r"nll\.json: not written: result\.nll\.upper = None"):
+    with pytest.raises(ValueError, match=r"nll\.json: not written: result\.nll\.upper is nan"):
         write_result(tmp_path / "new", result, details=DETAILS)
     assert not (tmp_path / "new").exists()
 

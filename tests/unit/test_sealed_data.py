@@ -24,10 +24,10 @@ from mixerloop.data.sentencepiece_tokenizer import train_tokenizer
 from mixerloop.data.shards import TokenSplit, read_manifest
 from mixerloop.data.windows import Draw
 from mixerloop.files import SealedFile
+from mixerloop.training import speed
 from mixerloop.training.metrics import Metrics, Timing
 from mixerloop.training.sessions import resume, train
 from mixerloop.training.status import status
-from mixerloop.training.trainer import Trainer
 from shared import tales
 from small_model import training_file
 
@@ -280,13 +280,13 @@ def test_a_provenance_that_is_damaged_in_training_costs_no_checkpoint(config, tm
 
 
 def test_a_signal_before_the_first_step_ends_the_session(config, tmp_path, monkeypatch):
-    rate = Trainer._gemm_rate
+    rate = speed.gemm_rate
 
-    def signalled(self):
+    def signalled(*given, **how):
         os.kill(os.getpid(), signal.SIGTERM)
-        return rate(self)
+        return rate(*given, **how)
 
-    monkeypatch.setattr(Trainer, "_gemm_rate", signalled)
+    monkeypatch.setattr(speed, "gemm_rate", signalled)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     stopped = train(config, tmp_path / "run").outcome

@@ -134,7 +134,7 @@ def test_equal_compute_is_solved_for_the_layers_and_not_searched(planned, monkey
         (
             mixer(micro_batch=1),
             'model = { ffn = "experts", d_ffn = 8, num_experts = 4 }\n',
-            "they differ in train.micro_batch: not set (no_loop), 1 (mixer_loop(2)).",
+            "tokens in the same order, at different costs.",
         ),
         (
             '"no_loop", { name = "wide", schedule = "no_loop", model = { d_ffn = 48 } }',

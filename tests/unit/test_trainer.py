@@ -31,13 +31,16 @@ from mixerloop.model.checkpoint import load_model
 from mixerloop.model.initialization import fresh_model
 from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.training.metrics import TensorBoard, WeightsAndBiases
+from mixerloop.training.opened import open_data, open_run
 from mixerloop.training.optimizer import decays
 from mixerloop.training.parallel import Ranks
 from mixerloop.training.position import read_position
-from mixerloop.training.run_setup import begin, resumed_config
+from mixerloop.training.run_setup import begin, resumed_config, settled
+from mixerloop.training.seeds import step_seed
 from mixerloop.training.sessions import resume, train
+from mixerloop.training.speed import Clock
 from mixerloop.training.status import find_runs, status
-from mixerloop.training.trainer import Clock, Trainer, open_data, step_seed
+from mixerloop.training.trainer import Trainer
 from small_model import SMALL, small_config
 from training_sessions import (
     Watching,
@@ -89,9 +92,9 @@ def test_a_run_holds_what_it_says(whole, config):
     lines = records(whole / "metrics.jsonl")
     assert [line["step"] for line in lines] == list(range(1, 13))
     assert [line["step"] for line in lines if "held_out_nll" in line] == [5, 10, 12]
-    trainer = Trainer(whole, config, ranks=Ranks())
+    trainer = Trainer(whole, open_run(config))
     assert [line["tokens"] for line in lines] == [TOKENS * n for n in range(1, 13)]
-    per_step = TOKENS * trainer.flops_per_token
+    per_step = TOKENS * trainer.opened.flops_per_token
     assert [line["flops"] for line in lines] == [n * per_step for n in range(1, 13)]
     assert lines[-1]["loss"] < lines[0]["loss"]
     falling = [5e-3 * (1 + math.cos(math.pi * n / 10)) for n in range(10)]
@@ -115,7 +118,7 @@ def test_the_speed_of_each_step_is_recorded(whole, config):
     lines = records(whole / "timing.jsonl")
     spent = list(accumulate(line["seconds"] for line in lines))
     assert spent[-1] <= position.seconds
-    per_step = TOKENS * Trainer(whole, config, ranks=Ranks()).flops_per_token
+    per_step = TOKENS * Trainer(whole, open_run(config)).opened.flops_per_token
     limits = []
     for step, (line, seconds) in enumerate(zip(lines, spent, strict=True), start=1):
         assert (line["step"], line["threads"]) == (step, torch.get_num_threads())
@@ -240,8 +243,8 @@ def test_what_is_drawn_in_a_step_depends_on_its_number_only(tmp_path, run, confi
 
 def test_a_budget_in_tokens_or_flops_is_a_number_of_steps(tmp_path, config):
     trainer = begun(tmp_path / "steps", config)
-    assert trainer.tokens_per_step == TOKENS
-    flops = 11.5 * TOKENS * trainer.flops_per_token
+    assert trainer.opened.tokens_per_step == TOKENS
+    flops = 11.5 * TOKENS * trainer.opened.flops_per_token
     for budget in ({"tokens": 12 * TOKENS}, {"flops": flops}):
         changed = with_train(config, steps=None, **budget)
         assert begun(tmp_path / next(iter(budget)), changed).budget.steps == 12
@@ -414,7 +417,7 @@ def test_a_run_is_written_by_one_writer_at_a_time(tmp_path):
 
 def test_a_run_is_not_begun_twice(run, config):
     with pytest.raises(ValueError, match="already exists; go on with mixerloop train --resume"):
-        begin(run, config, ranks=Ranks())
+        begin(run, config)
 
 
 @pytest.mark.parametrize(
@@ -467,14 +470,14 @@ def test_a_config_edited_by_hand_is_compared_with_the_checkpoint(run, config):
         replace(config, model=replace(config.model, schedule="no_loop")),
     ):
         with pytest.raises(ValueError, match=r"step-5: .* and would be .*; it decides what"):
-            Trainer(run, changed, ranks=Ranks())
+            Trainer(run, open_run(changed))
     (run / "checkpoints/step-5").rename(run / "checkpoints/step-6")
     with pytest.raises(ValueError, match="its position is not that of this run at this step"):
-        Trainer(run, config, ranks=Ranks())
+        Trainer(run, open_run(config))
 
 
 def test_weights_that_are_not_finite_are_not_saved(run, config):
-    trainer = Trainer(run, config, ranks=Ranks())
+    trainer = Trainer(run, open_run(config))
 
     def poison(metrics):
         with torch.no_grad():
@@ -506,8 +509,7 @@ def test_a_config_may_change_how_it_is_computed(five_steps):
 
 def test_the_form_is_named_when_a_run_begins(tmp_path, config):
     """`auto` may mean another form on another machine, and a run keeps its own."""
-    settled = begin(tmp_path / "run", with_train(config, form="auto"), ranks=Ranks())
-    _, train = settled.for_training()
+    train = begin(tmp_path / "run", settled(with_train(config, form="auto"))).recipe.train
     assert train.form == choose_form("auto")
     auto = {"train": {"form": "auto"}}
     _, again = resumed_config(tmp_path / "run", config_file=None, overrides=auto).for_training()
@@ -535,7 +537,7 @@ def test_data_may_move_but_not_change(tmp_path, config):
 def test_more_token_ids_than_the_model_has_are_rejected(tmp_path, config):
     small = replace(config, model=replace(config.model, vocab_size=11))
     with pytest.raises(ValueError, match="12 token ids do not fit the model's vocabulary of 11"):
-        begin(tmp_path / "run", small, ranks=Ranks())
+        begin(tmp_path / "run", small)
     assert not (tmp_path / "run").exists()
 
 
@@ -545,13 +547,13 @@ def test_a_damaged_optimizer_is_rejected(run, config):
     raw[-1] ^= 1
     path.write_bytes(raw)
     with pytest.raises(ValueError, match=r"optimizer\.safetensors: damaged"):
-        Trainer(run, config, ranks=Ranks())
+        Trainer(run, open_run(config))
 
 
 @pytest.mark.parametrize("limit", [2_000, 30_000])
 def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(run, config, limit):
     """A limit on the size of files fails as a full disk does, in the middle of a write."""
-    trainer = Trainer(run, config, ranks=Ranks())
+    trainer = Trainer(run, open_run(config))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
@@ -565,14 +567,14 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(run, config, li
 
 
 def test_too_little_space_is_said_before_anything_is_written(tmp_path, run, config, monkeypatch):
-    trainer = Trainer(run, config, ranks=Ranks())
+    trainer = Trainer(run, open_run(config))
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     size = sum(parameter.numel() for parameter in trainer.model.parameters())
     needed = readable_size(12 * size)  # a weight and two moments in float32
     message = f"the disk is too full: {needed} are to be written and 1,000 bytes are free"
     with pytest.raises(ValueError, match=r"the disk is too full: .* and 1,000 bytes are free"):
-        begin(tmp_path / "new", config, ranks=Ranks())
+        begin(tmp_path / "new", config)
     assert not (tmp_path / "new").exists()
     with pytest.raises(ValueError, match=message):
         trainer.train(until=6)
@@ -630,7 +632,7 @@ def test_weights_and_biases_hears_of_every_step(run, config, monkeypatch):
 def test_status_of_runs(tmp_path, config, whole, five_steps):
     shutil.copytree(whole, tmp_path / "done")
     shutil.copytree(five_steps, tmp_path / "deeper/part")
-    begin(tmp_path / "begun", config, ranks=Ranks())
+    begin(tmp_path / "begun", config)
     shutil.copytree(five_steps, tmp_path / "hurt")
     (tmp_path / "hurt/config.toml").write_text("[modle]")
     found = {Path(one.run).name: one for one in map(status, find_runs(tmp_path))}

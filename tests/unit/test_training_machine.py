@@ -12,12 +12,10 @@ from mixerloop.model.checkpoint import load_model
 from mixerloop.model.device import find_device
 from mixerloop.model.initialization import meta_model
 from mixerloop.ops import precision
-from mixerloop.training import gemm_rate as rates
-from mixerloop.training import trainer as trainers
+from mixerloop.training import core_share
+from mixerloop.training import speed as rates
 from mixerloop.training.metrics import JsonLines
-from mixerloop.training.parallel import Ranks
-from mixerloop.training.run_setup import begin, resumed_config
-from mixerloop.training.signals import Signals
+from mixerloop.training.run_setup import begin, resumed_config, settled
 from mixerloop.training.trainer import Trainer
 from small_model import small_config
 
@@ -45,10 +43,17 @@ def changed(config: RunConfig, **train) -> RunConfig:
     return replace(config, train=replace(config.train, **train))
 
 
+def share_of(trainer):
+    """The share of the cores that a session of this trainer begins with."""
+    return core_share.core_share(
+        trainer.loss, trainer.computation, compiled=False, read=lambda: trainer.batches.read(0)
+    )
+
+
 def trained(run, config):
-    config = begin(run, config, ranks=Ranks())
+    opened = begin(run, settled(config))
     lines = JsonLines(run)
-    outcome = Trainer(run, config, ranks=Ranks()).train([lines])
+    outcome = Trainer(run, opened).train([lines])
     lines.close()
     model, _ = load_model(outcome.checkpoint)
     return model, (run / "metrics.jsonl").read_bytes()
@@ -62,14 +67,13 @@ def test_auto_is_the_faster_type_and_stays_what_it_was(
 ):
     config = changed(config, compute_dtype="auto")
     monkeypatch.setattr(precision, "bfloat16_speedup", lambda device: speedup)
-    settled = begin(tmp_path / "run", config, ranks=Ranks())
-    assert settled.train is not None
-    assert settled.train.compute_dtype == dtype
+    begun = begin(tmp_path / "run", settled(config)).recipe
+    assert begun.train.compute_dtype == dtype
     monkeypatch.setattr(precision, "bfloat16_speedup", lambda device: 5.0 - speedup)
     resumed = resumed_config(
         tmp_path / "run", config_file=None, overrides={"train": {"compute_dtype": "auto"}}
     )
-    assert resumed.train == settled.train
+    assert resumed.train == begun.train
     other = "bfloat16" if dtype == "float32" else "float32"
     with pytest.raises(ValueError, match=f"compute_dtype was {dtype} and would be {other}"):
         resumed_config(
@@ -99,7 +103,7 @@ def test_a_bad_second_does_not_lower_the_gemm_rate(monkeypatch):
 
 
 def test_no_step_is_faster_than_the_limit(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainers, "gemm_rate", lambda *_, **__: 1.0)
+    monkeypatch.setattr(rates, "gemm_rate", lambda *_, **__: 1.0)
     trained(tmp_path / "run", changed(config, steps=2))
     lines = (tmp_path / "run" / "timing.jsonl").read_text().splitlines()
     shares = [json.loads(line)["gemm_share"] for line in lines]
@@ -123,13 +127,12 @@ def test_threads_follow_the_neighbours_only_where_no_bit_depends_on_them(
     config, tmp_path, restored_threads, monkeypatch
 ):
     torch.set_num_threads(2)
-    config = begin(tmp_path / "run", config, ranks=Ranks())
-    trainer = Trainer(tmp_path / "run", config, ranks=Ranks())
-    assert trainer._core_share(Signals())._follows
+    trainer = Trainer(tmp_path / "run", begin(tmp_path / "run", settled(config)))
+    assert share_of(trainer)._follows
     monkeypatch.setenv(machine.NUM_THREADS, "2")
-    assert not trainer._core_share(Signals())._follows, "the user has chosen"
+    assert not share_of(trainer)._follows, "the user has chosen"
     monkeypatch.delenv(machine.NUM_THREADS)
-    accumulate = trainers.accumulate
+    accumulate = core_share.accumulate
 
     def depends_on_threads(engine, batch, computation):
         found = accumulate(engine, batch, computation)
@@ -138,25 +141,24 @@ def test_threads_follow_the_neighbours_only_where_no_bit_depends_on_them(
         weight.grad += 1e-7 * torch.get_num_threads()
         return found
 
-    monkeypatch.setattr(trainers, "accumulate", depends_on_threads)
-    assert not trainer._core_share(Signals())._follows
+    monkeypatch.setattr(core_share, "accumulate", depends_on_threads)
+    assert not share_of(trainer)._follows
     assert torch.get_num_threads() == 2
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
 
 
 def test_the_last_micro_batch_is_looked_at_too(config, tmp_path, restored_threads, monkeypatch):
     torch.set_num_threads(2)
-    config = begin(tmp_path / "run", config, ranks=Ranks())
-    trainer = Trainer(tmp_path / "run", config, ranks=Ranks())
+    trainer = Trainer(tmp_path / "run", begin(tmp_path / "run", settled(config)))
     sizes = []
-    accumulate = trainers.accumulate
+    accumulate = core_share.accumulate
 
     def recorded(engine, batch, computation):
         sizes.append(len(batch.inputs))
         return accumulate(engine, batch, computation)
 
-    monkeypatch.setattr(trainers, "accumulate", recorded)
-    trainer._core_share(Signals())
+    monkeypatch.setattr(core_share, "accumulate", recorded)
+    share_of(trainer)
     assert sorted(sizes) == [2, 2, 8, 8]
 
 

@@ -123,7 +123,7 @@ def test_a_parent_is_trained_further_on_its_own_ids_only(
 def test_a_parent_of_a_task_is_trained_further_on_it_with_other_settings(tmp_path, hops_run, data):
     parent = open_parent(hops_run)
     config = twelve_steps(data["other hops"], parent.model)
-    begin(tmp_path / "run", config, ranks=Ranks(), parent=parent)
+    begin(tmp_path / "run", config, parent=parent)
 
 
 def test_every_checkpoint_of_a_task_says_which(hops_run):

@@ -12,9 +12,9 @@ from mixerloop.config import ComputeDtype
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.model.mixers.attention import Attention
 from mixerloop.ops.precision import compute_in
-from mixerloop.training.gradients import clip
-from mixerloop.training.loss import SummedLoss
+from mixerloop.training.loss import Loss
 from mixerloop.training.optimizer import make_optimizer
+from mixerloop.training.step import clip
 
 AGREE = 1e-4  # of the loss, in float32
 
@@ -37,7 +37,7 @@ def llama_step(
     """A training step of a Llama that computes what `model` does: loss, clipping, AdamW."""
     llama = _llama_of(model)
     with torch.no_grad():
-        ours = SummedLoss(model)(tokens, labels) / labels.numel()
+        ours = Loss(model)(tokens, labels).total / labels.numel()
         theirs = llama(input_ids=tokens, labels=labels, shift_labels=labels).loss
     check_close("the loss of transformers", theirs[None], ours[None], tolerance=AGREE)
     optimizer = make_optimizer(llama, peak_lr=peak_lr, weight_decay=weight_decay)

@@ -9,10 +9,10 @@ from mixerloop.config import ComputeDtype, FormChoice, ModelConfig
 from mixerloop.data.batches import Batch
 from mixerloop.model.initialization import fresh_model
 from mixerloop.model.looped_lm import LoopedLM
-from mixerloop.training.gradients import Computation, accumulate, clip
-from mixerloop.training.loss import SummedLoss
+from mixerloop.training.loss import Loss
 from mixerloop.training.optimizer import make_optimizer
 from mixerloop.training.parallel import ParallelLoss, Ranks
+from mixerloop.training.step import Computation, accumulate, clip
 
 PEAK_LR, WEIGHT_DECAY, CLIP_NORM = 5e-4, 0.1, 1.0
 CHECKED_TOKENS = 80
@@ -25,7 +25,7 @@ def training_step(
 ) -> Callable[[], None]:
     """A function that runs a training step without reading a batch: gradient, clipping, update."""
     ranks = Ranks()
-    engine = ParallelLoss(SummedLoss(model), ranks=ranks, parallel="ddp")
+    engine = ParallelLoss(Loss(model), ranks=ranks, parallel="ddp")
     optimizer = make_optimizer(model, peak_lr=PEAK_LR, weight_decay=WEIGHT_DECAY)
     computation = Computation(micro_batch=batch, compute_dtype=compute_dtype, ranks=ranks)
     windows = made_windows(model.config.vocab_size, batch, length)
@@ -69,7 +69,7 @@ def _gradients(
     config: ModelConfig, compute_dtype: ComputeDtype, form: FormChoice
 ) -> dict[str, Tensor]:
     model, ranks = fresh_model(config, seed=0, form=form), Ranks()
-    engine = ParallelLoss(SummedLoss(model), ranks=ranks, parallel="ddp")
+    engine = ParallelLoss(Loss(model), ranks=ranks, parallel="ddp")
     computation = Computation(micro_batch=1, compute_dtype=compute_dtype, ranks=ranks)
     accumulate(engine, made_windows(config.vocab_size, 1, CHECKED_TOKENS), computation)
     named = ((name, parameter.grad) for name, parameter in model.named_parameters())

@@ -4,14 +4,15 @@ import ast
 import dataclasses
 import inspect
 import textwrap
+import types
 from collections import Counter
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
 from mixerloop.config import PRESETS, DataConfig, ModelConfig, Tables, TrainConfig, option_names
-from mixerloop.kinds import KINDS
+from mixerloop.kinds import KINDS, OBJECTIVES, ObjectiveConfig
 
 TRUTH = {"true": True, "false": False}
 _TRUTHS: set[str] = set()
@@ -26,7 +27,15 @@ def _options() -> list[tuple[str, Any, Any]]:
         if section == "model":
             options += [*_fields(section, cls, without={"options"}), *_kind_options()]
         else:
-            options += _fields(section, cls)
+            options += _fields(section, cls, without={"objective"})
+    return [*options, *_objective_options()]
+
+
+def _objective_options() -> list[tuple[str, Any, Any]]:
+    """The kind of objective, and the options of every objective."""
+    options = _fields("train.objective", ObjectiveConfig, without={"options"})
+    for kind in OBJECTIVES.values():
+        options += _fields("train.objective", kind.options)
     return options
 
 
@@ -71,6 +80,8 @@ def _fields(
 def _option(section: str, key: str, kind: Any, text: str, hint: str) -> tuple[str, Any, Any]:
     argument = tyro.conf.arg(name=f"{section}.{key}", help=text, help_behavior_hint=hint)
     name = f"{section}.{key}".replace(".", "__")
+    if get_origin(kind) is types.UnionType and str in get_args(kind):
+        kind = str  # a list is given in a config
     if kind is bool:
         _TRUTHS.add(name)
         kind = Literal["true", "false"]
@@ -122,6 +133,9 @@ def given(options: Overrides) -> Tables:
             table = tables.setdefault(section, {})
             for between in tables_between:
                 table = table.setdefault(between, {})
-            is_list = isinstance(value, tuple)
-            table[key] = TRUTH[value] if name in _TRUTHS else list(value) if is_list else value
+            table[key] = TRUTH[value] if name in _TRUTHS else _as_in_toml(value)
     return tables
+
+
+def _as_in_toml(value: Any) -> Any:
+    return [_as_in_toml(item) for item in value] if isinstance(value, tuple) else value

@@ -80,6 +80,13 @@ class Batches:
             indices[in_epoch] = order(samples[in_epoch] % size)
         return indices
 
+    def said(self, step: int) -> str:
+        """A step's batch in an error."""
+        size, windows = self.global_batch, self.window_indices(step)
+        shown = f"{', '.join(map(str, windows[:4]))}{', ...' if size > 4 else ''}"
+        first, last = step * size, (step + 1) * size - 1
+        return f"samples {first:,} to {last:,} of the order, windows {shown}"
+
     def read(self, step: int) -> Batch:
         """The part of a step's batch that this rank trains on."""
         batch = self.read_unless(_never, step)

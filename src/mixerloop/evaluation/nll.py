@@ -1,7 +1,7 @@
 """The held-out NLL: every scored token of the held-out set, with intervals over documents.
 
 `mixerloop.data.held_out` defines which tokens are scored. The validation NLL that training prints
-is a different number: the mean over the first whole windows only (`mixerloop.training.validation`).
+is a different number: the mean over the first whole windows only (`mixerloop.training.step`).
 """
 
 from collections.abc import Callable

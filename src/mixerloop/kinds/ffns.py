@@ -65,11 +65,6 @@ class ExpertsOptions:
         """Inner width of an expert."""
         return self.d_ffn // self.num_chosen
 
-    @property
-    def couples_windows(self) -> bool:
-        """Whether the balance loss is on: it is of all tokens of a forward together."""
-        return self.balance > 0
-
 
 for _kind in (
     Kind("swiglu", "ffn", SwiGLUOptions, "mixerloop.model.ffns.swiglu:SwiGLU"),

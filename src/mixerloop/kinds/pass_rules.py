@@ -1,7 +1,7 @@
 """The pass rules that come with the package: their options and their registration."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from mixerloop.kinds.registry import Kind, register
 
@@ -45,6 +45,9 @@ class PassDampingOptions:
 @dataclass(frozen=True, kw_only=True)
 class InputInjectionOptions:
     """Options of input injection."""
+
+    carries_input: ClassVar[bool] = True
+    """Gradients of a later pass reach what comes before the loop."""
 
     unit: str
     """A pass goes round this unit: mixer, ffn, block or stack."""

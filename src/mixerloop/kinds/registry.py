@@ -6,21 +6,19 @@ from typing import Any, Literal
 
 from mixerloop.parsing import suggest
 
-Role = Literal["mixer", "ffn", "pass rule"]
+Role = Literal["mixer", "ffn", "pass rule", "objective"]
 LARGEST_SIZE = 2**24  # wider than any model; a slip should not ask for all the memory there is
 MOST_LAYERS = 2000  # deeper than any model; making the modules of a layer takes milliseconds
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A sort of mixer, ffn or pass rule."""
+    """A sort of mixer, ffn, pass rule or objective."""
 
     name: str
     role: Role
     options: type[Any]
-    """A frozen dataclass. The options of a pass rule have a field `unit`. Options with a true
-    `couples_windows` give a loss that is no mean over tokens, such as a balance loss: it is of all
-    windows of a forward, so `train.micro_batch` changes what is learned."""
+    """A frozen dataclass. The options of a pass rule have a field `unit`."""
     home: str | type[Any]
     """The class, or `package.module:Class` to load it from."""
 

@@ -239,22 +239,39 @@ def account_schedule(
     )
 
 
-def training_flops_per_token(model: LoopedLM, *, context: int = CONTEXT) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a training step runs for a token."""
+
+    with_grad: Schedule
+    """Occurrences that run forward and backward."""
+    no_grad: Schedule = ()
+    """Occurrences that run forward only."""
+    readouts: int = 1
+
+
+def training_flops_per_token(
+    model: LoopedLM, *, context: int = CONTEXT, work: Work | None = None
+) -> int:
     """Forward and backward of projections, recurrence and head; recomputing is not counted.
 
     A multiply-add is two operations, and the backward of a product is two products. Where a cost
-    grows with the tokens before, the mean over a window of `context` tokens counts.
+    grows with the tokens before, the mean over a window of `context` tokens counts. The default
+    work is the model's own schedule.
     """
+    work = Work(with_grad=model.schedule) if work is None else work
     macs: dict[tuple[int, Sublayer], float] = {}
-    for occurrence in model.schedule:
+    for occurrence in (*work.with_grad, *work.no_grad):
         address = occurrence.layer, occurrence.sublayer
         if address not in macs:
             macs[address] = _mean_macs(model.sublayer(occurrence), context)
-    head = model.config.vocab_size * model.config.d_model
-    rules = sum(
-        rule.pass_macs() * rule.passes.number_in(model.schedule) for rule in model.pass_rules
-    )
-    return round(6 * (head + rules + sum(macs[one.layer, one.sublayer] for one in model.schedule)))
+
+    def macs_of(schedule: Schedule) -> float:
+        rules = sum(rule.pass_macs() * rule.passes.number_in(schedule) for rule in model.pass_rules)
+        return rules + sum(macs[one.layer, one.sublayer] for one in schedule)
+
+    head = work.readouts * model.config.vocab_size * model.config.d_model
+    return round(6 * (head + macs_of(work.with_grad)) + 2 * macs_of(work.no_grad))
 
 
 def _mean_macs(sublayer: SublayerModule, context: int) -> float:

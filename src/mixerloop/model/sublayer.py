@@ -120,6 +120,8 @@ class SublayerModule(nn.Module, ABC):
 
     may_skip_weights = False
     """Whether a forward may leave weights without a gradient, as a mixture of experts does."""
+    couples_tokens = False
+    """Whether a loss is a `CoupledLoss`, whose statistic is of all tokens of a step."""
 
 
 class MixerModule(SublayerModule):

@@ -38,6 +38,17 @@ class Walked(NamedTuple):
     statistics: dict[tuple[Occurrence, str], Tensor]
     """Those of the tokens of this walk."""
 
+    def then(self, later: "Walked") -> "Walked":
+        """This walk and the walk over the next part of the schedule as a single walk."""
+        losses = dict(self.losses)
+        for name, loss in later.losses.items():
+            _add(losses, name, loss)
+        return later._replace(
+            states=self.states | later.states,
+            losses=losses,
+            statistics=self.statistics | later.statistics,
+        )
+
 
 def walk(
     run: RunOccurrence,

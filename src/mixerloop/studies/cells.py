@@ -52,10 +52,10 @@ from mixerloop.study_folder import (
     record_of,
 )
 from mixerloop.training.display import show_training
+from mixerloop.training.opened import open_data
 from mixerloop.training.parent import check_data
 from mixerloop.training.sessions import Trained, resume, train
 from mixerloop.training.status import status
-from mixerloop.training.trainer import open_data
 
 Say = Callable[[str], None]
 State = Literal["done", "failed", "running", "begun", "waiting", "damaged"]
@@ -209,7 +209,7 @@ def check_cells(plan: Plan) -> None:
             before = configs.load(run / runs.CONFIG)
             changed = configs.differences(before, cell.config)
             for key, (old, new) in changed.items():
-                if key not in configs.may_change(before.model) and new != "auto":
+                if key not in configs.MAY_CHANGE and new != "auto":
                     raise ValueError(
                         f"{run}: was trained with {key} {old}, and the study now says {new}; "
                         "choose another folder"

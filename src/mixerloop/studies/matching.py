@@ -70,8 +70,7 @@ def differences(by_model: Mapping[str, RunConfig]) -> dict[str, dict[str, str]]:
     Left out are the seed, budgets, and keys that do not change what is learned.
     """
     first = next(iter(by_model.values()))
-    aside = set.intersection(*(configs.may_change(one.model) for one in by_model.values()))
-    aside |= ASIDE | {f"train.{name}" for name in BUDGETS}
+    aside = configs.MAY_CHANGE | ASIDE | {f"train.{name}" for name in BUDGETS}
     changed = {title: configs.differences(first, one) for title, one in by_model.items()}
     common = {
         key: old

@@ -16,7 +16,7 @@ from mixerloop.files import is_there, write_sealed
 from mixerloop.interop.parents import open_parent
 from mixerloop.kinds import MOST_LAYERS
 from mixerloop.measures import MEASURES
-from mixerloop.model.accounting import account_model, training_flops_per_token
+from mixerloop.model.accounting import CONTEXT, account_model
 from mixerloop.model.initialization import meta_model
 from mixerloop.notation import notation
 from mixerloop.ops.precision import choose_compute_dtype
@@ -44,6 +44,7 @@ from mixerloop.study_folder import (
     StudyPlan,
     read_plan,
 )
+from mixerloop.training.opened import recipe_of
 from mixerloop.training.parent import Parent, fresh_names
 
 
@@ -172,7 +173,7 @@ class Plan:
             )
             arm = dataclasses.replace(arm, amounts=cell.amounts(), differs=differs[title])
             if cell.parent is not None:
-                fresh = fresh_names(cell.config.model, cell.parent)
+                fresh = fresh_names(meta_model(cell.config.model), cell.parent)
                 arm = dataclasses.replace(arm, fresh=fresh)
             if title in tunes:
                 sweep, value = tunes[title]
@@ -355,7 +356,7 @@ def _check_parent(
 ) -> None:
     """Reject a model that cannot take all weights of its parent."""
     with file.at(f"{here}.from", f"'{arm.title}': "):
-        fresh_names(config.model, parent)
+        fresh_names(meta_model(config.model), parent)
 
 
 def _overrides(
@@ -443,11 +444,8 @@ def _context(config: RunConfig, part: PartSettings) -> int | None:
 
 
 def _flops(config: RunConfig, part: PartSettings) -> float:
-    model = meta_model(config.model, form="torch")
     context = _context(config, part)
-    if context is None:
-        return training_flops_per_token(model)
-    return training_flops_per_token(model, context=context)
+    return recipe_of(config).expected_flops_per_token(CONTEXT if context is None else context)
 
 
 def _measures(variant: Variant, model: ModelConfig) -> tuple[str, ...]:

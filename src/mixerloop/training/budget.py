@@ -1,11 +1,17 @@
 """How long a run trains: a number of updates, or a time."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from mixerloop.config import TrainConfig
+from mixerloop.training.depth import Depths
 
 LARGEST_STEPS = 2**53  # a float64 represents every integer up to here
+MOST_DRAWN_STEPS = 10**9  # whose depths are drawn in some seconds
+STEPS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +49,19 @@ class Budget:
         return self.seconds
 
 
-def budget_of(config: TrainConfig, *, tokens_per_step: int, flops_per_token: float) -> Budget:
-    """The budget of a config; tokens and FLOPs are rounded up to whole updates."""
+def budget_of(
+    config: TrainConfig,
+    *,
+    tokens_per_step: int,
+    flops_per_token: float,
+    depths: Depths | None = None,
+    flops_of_depths: Sequence[float] = (),
+) -> Budget:
+    """The budget of a config; tokens and FLOPs are rounded up to whole updates.
+
+    Where steps have different depths, FLOPs are those of each step's own depth. The steps at which
+    a schedule takes the place of another become known here, unless the budget is in seconds.
+    """
     if config.seconds is not None:
         return Budget(steps=None, seconds=config.seconds)
     steps = config.steps
@@ -55,4 +72,44 @@ def budget_of(config: TrainConfig, *, tokens_per_step: int, flops_per_token: flo
     assert steps is not None
     if steps > LARGEST_STEPS:
         raise ValueError(f"the budget pays for {steps:.3g} steps, more than {LARGEST_STEPS:,}")
+    if depths is not None and depths.shares:
+        if config.flops is None:
+            depths.starts[:] = [_up(share * steps) for share in depths.shares]
+        else:
+            steps_paid = config.flops / tokens_per_step
+            steps = _switched(depths, [steps_paid / flops for flops in flops_of_depths])
+    elif depths is not None and not depths.is_fixed and config.flops is not None:
+        per_draw = tokens_per_step / depths.draws_per_step
+        steps = _paid(depths, [per_draw * flops for flops in flops_of_depths], config.flops, steps)
     return Budget(steps=steps, seconds=None)
+
+
+def _up(steps: float) -> int:
+    """Whole steps; a share such as 0.7 of 10 is 7, whatever the rounding of the product."""
+    return math.ceil(round(steps, 6))
+
+
+def _switched(depths: Depths, steps_of_whole: Sequence[float]) -> int:
+    """Set the steps at which schedules begin, by FLOPs; returns the steps of the budget."""
+    step, spent, starts = 0, 0.0, []
+    for whole, until in zip(steps_of_whole, (*depths.shares[1:], 1.0), strict=True):
+        starts.append(step)
+        num = max(0, _up((until - spent) * whole))
+        step, spent = step + num, spent + num / whole
+    depths.starts[:] = starts
+    return step
+
+
+def _paid(depths: Depths, flops_of_draws: Sequence[float], budget: float, expected: int) -> int:
+    """The first number of steps whose own FLOPs reach a budget."""
+    if expected > MOST_DRAWN_STEPS:
+        raise ValueError(
+            f"the budget pays for {expected:.3g} steps of a drawn depth, more than "
+            f"{MOST_DRAWN_STEPS:,}"
+        )
+    costs, spent, step = np.array(flops_of_draws), 0.0, 0
+    while True:
+        of_steps = spent + np.cumsum(costs[depths.drawn(step, step + STEPS_AT_ONCE)].sum(axis=1))
+        if of_steps[-1] >= budget:
+            return step + 1 + int(np.searchsorted(of_steps, budget))
+        spent, step = float(of_steps[-1]), step + STEPS_AT_ONCE

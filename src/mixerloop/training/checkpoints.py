@@ -12,7 +12,7 @@ distributed checkpoint in safetensors. Any number of ranks can read the parts.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,6 +39,7 @@ from mixerloop.parent_record import ParentRecord, read_parent, write_parent
 from mixerloop.training.parallel import Ranks, whole
 from mixerloop.training.position import Position, read_position, write_position
 
+BYTES_PER_PARAMETER = 12  # of a checkpoint: each weight and its two moments in float32
 OPTIMIZER = "optimizer"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STEPS = "step"
@@ -86,8 +87,13 @@ def save(
     return folder
 
 
-def restore(folder: Path, model: LoopedLM, optimizer: Optimizer) -> Position:
-    """Load the optimizer's state and return the position; the model has its weights already."""
+def restore(
+    folder: Path, model: LoopedLM, optimizer: Optimizer, *, late: Collection[str] = ()
+) -> Position:
+    """Load the optimizer's state and return the position; the model has its weights already.
+
+    The weights in `late` may have had no gradient yet.
+    """
     position = read_position(folder)
     if position.step == 0:
         return position
@@ -96,7 +102,7 @@ def restore(folder: Path, model: LoopedLM, optimizer: Optimizer) -> Position:
         # one process may read the parts that several ranks have written
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         stored = reader.read_metadata().state_dict_metadata.keys()
-        may_lack = _may_lack_moments(model)
+        may_lack = _may_lack_moments(model) | set(late)
         for name, parameter in model.named_parameters():
             has_moments = any(f"{moment}.{name}" in stored for moment in MOMENTS)
             if not has_moments and parameter.requires_grad and name not in may_lack:
@@ -113,7 +119,7 @@ def restore(folder: Path, model: LoopedLM, optimizer: Optimizer) -> Position:
 
 
 def _may_lack_moments(model: LoopedLM) -> set[str]:
-    """The weights that may have had no gradient yet."""
+    """The weights of sublayers that may skip them, which may have had no gradient yet."""
     return {
         name
         for name, _ in model.named_parameters()

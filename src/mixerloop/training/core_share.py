@@ -4,11 +4,16 @@ A thread that shares a core with another busy program makes all other threads wa
 A run therefore uses one thread for each free core, and more threads when more cores become free.
 """
 
+import os
 import time
+from collections.abc import Callable
 
 import torch
 
 from mixerloop import machine
+from mixerloop.data.batches import Batch
+from mixerloop.training.parallel import ParallelLoss
+from mixerloop.training.step import Computation, accumulate
 
 LOOK_SECONDS = 0.5
 
@@ -42,3 +47,50 @@ class CoreShare:
 def threads_beside(busy: float, most: int, cores: int) -> int:
     """One thread for each core that is not among the `busy`: at least one, at most `most`."""
     return max(1, min(most, round(cores - busy)))
+
+
+def core_share(
+    loss: ParallelLoss,
+    computation: Computation,
+    *,
+    compiled: bool,
+    read: Callable[[], Batch | None],
+) -> CoreShare:
+    """Threads that follow the free cores, where that cannot change the gradient.
+
+    `read` reads the next batch, with which this is tried.
+    """
+    ranks = computation.ranks
+    if (
+        ranks.num_ranks > 1
+        or ranks.device.type != "cpu"
+        or compiled
+        or torch.get_num_threads() == 1
+        or machine.NUM_THREADS in os.environ
+    ):
+        return CoreShare(follows=False)
+    batch = read()
+    return CoreShare(
+        follows=batch is not None and same_bits_on_one_thread(loss, batch, computation)
+    )
+
+
+def same_bits_on_one_thread(loss: ParallelLoss, batch: Batch, computation: Computation) -> bool:
+    """Whether the matrix library splits no sum between threads, for the shapes of this run."""
+    size, num_threads = computation.micro_batch, torch.get_num_threads()
+    starts = {0, (len(batch.inputs) - 1) // size * size}  # the last micro-batch may be smaller
+    gradients = []
+    for threads in (num_threads, 1):
+        torch.set_num_threads(threads)
+        loss.module.zero_grad()
+        for start in starts:
+            rows = slice(start, start + size)
+            part = Batch(step=batch.step, inputs=batch.inputs[rows], labels=batch.labels[rows])
+            accumulate(loss, part, computation)
+        gradients.append([weight.grad for weight in loss.module.parameters()])
+    torch.set_num_threads(num_threads)
+    loss.module.zero_grad()
+    return all(
+        many is single is None or (many is not None and single is not None and many.equal(single))
+        for many, single in zip(*gradients, strict=True)
+    )

@@ -8,7 +8,11 @@ from mixerloop.training.trainer import Trainer
 
 def show_training(trainer: Trainer) -> "TrainingLine":
     """Print the size and settings of a run, and make the watcher that shows its steps."""
-    train, steps = trainer.train_config, trainer.budget.steps
+    train, steps, tokens = (
+        trainer.train_config,
+        trainer.budget.steps,
+        trainer.opened.tokens_per_step,
+    )
     line = TrainingLine(steps)
     length = ""
     if steps is not None:
@@ -16,7 +20,7 @@ def show_training(trainer: Trainer) -> "TrainingLine":
         length = f" of {steps:,}, the first {warmup:,.0f} a warm-up"
     line.say(
         f"{trainer.run}: {_parameters(trainer)}, {trainer.model.form} "
-        f"rule in {train.compute_dtype}, {trainer.tokens_per_step:,} tokens a step, from step "
+        f"rule in {train.compute_dtype}, {tokens:,} tokens a step, from step "
         f"{trainer.step:,}{length}"
     )
     if trainer.parent is not None and trainer.step == 0:
@@ -28,7 +32,7 @@ def show_training(trainer: Trainer) -> "TrainingLine":
 
 def _parameters(trainer: Trainer) -> str:
     number, trained = trainer.num_parameters, trainer.num_trained
-    if not trainer.train_config.freeze:
+    if trained == number:
         return f"{number:,} parameters"
     return f"{number:,} parameters ({trained:,} trained, {number - trained:,} frozen)"
 
@@ -53,6 +57,7 @@ class TrainingLine:
         self._line.show(
             f"step {metrics.step:,}/{total:,}" if total else f"step {metrics.step:,}",
             f"loss {metrics.loss:.4f}",
+            *((f"NLL {metrics.nll:.4f}",) if metrics.nll != metrics.loss else ()),
             *self._held_out,
             f"{timing.tokens_per_second:,.0f} tokens/s",
             f"{timing.gemm_share:.0%} of GEMM",

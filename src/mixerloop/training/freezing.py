@@ -1,25 +1,50 @@
-"""The weights that a run trains: those that its schedule runs and `train.freeze` does not name."""
+"""The weights that a run trains: those that a depth runs and `train.freeze` does not name."""
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from torch import nn
 
 from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.training.depth import Depth
 
 
-def choose_trained(model: LoopedLM, *, freeze: Sequence[str] = ()) -> None:
-    """Switch off the gradients of weights that never run, and of those that a pattern matches.
+@dataclass(frozen=True)
+class TrainedWeights:
+    """Parameters by name. Others have no gradient, no optimizer state and no weight decay."""
 
-    Weights without a gradient have no optimizer state and no weight decay, and keep their bits.
-    Raises if a pattern matches no parameter, and if no parameter is left to train.
+    ever: frozenset[str]
+    """Those that some step trains."""
+    always: frozenset[str]
+    """Those that every step trains; kinds such as experts may still leave some out."""
+
+    @property
+    def late(self) -> frozenset[str]:
+        """Those that may have had no gradient yet."""
+        return self.ever - self.always
+
+
+def trained_weights(
+    model: LoopedLM, depths: Sequence[Depth], *, freeze: Sequence[str] = ()
+) -> TrainedWeights:
+    """The weights that steps of these depths train.
+
+    Raises if a pattern of `freeze` matches no parameter, and if no parameter is left to train.
     """
-    hold_what_never_runs(model)
-    for name in frozen_names(model, freeze):
-        model.get_parameter(name).requires_grad_(False)
-    if not num_trained(model):
+    frozen = set(frozen_names(model, freeze))
+    of_depths = [_reached(model, depth) - frozen for depth in depths]
+    trained = TrainedWeights(frozenset.union(*of_depths), frozenset.intersection(*of_depths))
+    if not trained.ever:
         raise ValueError(f"train.freeze = {list(freeze)}: no parameter is left to train")
+    return trained
+
+
+def train_only(model: LoopedLM, trained: TrainedWeights) -> None:
+    """Switch off the gradients of all other weights, which keep their bits."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trained.ever)
 
 
 def frozen_names(model: nn.Module, patterns: Sequence[str]) -> list[str]:
@@ -38,16 +63,20 @@ def num_trained(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def hold_what_never_runs(model: LoopedLM) -> None:
-    """Switch off the gradients of sublayers and pass rules that the schedule never runs."""
-    scheduled = {(occurrence.layer, occurrence.sublayer) for occurrence in model.schedule}
-    for index, layer in enumerate(model.layers):
-        for name, parameter in layer.named_parameters():
-            sublayer = "mixer" if name.startswith("mixer") else "ffn"
-            parameter.requires_grad_((index, sublayer) in scheduled)
-    for rule in model.pass_rules:
-        is_used = any(rule.acts(occurrence) for occurrence in model.schedule)
-        rule.requires_grad_(is_used)
+def _reached(model: LoopedLM, depth: Depth) -> frozenset[str]:
+    """The parameters that a gradient reaches through the occurrences of a depth."""
+    runs = {(occurrence.layer, occurrence.sublayer) for occurrence in depth.with_grad}
+    unreached = set[str]()
+    for number, layer in enumerate(model.layers):
+        for name, _ in layer.named_parameters():
+            if (number, "mixer" if name.startswith("mixer") else "ffn") not in runs:
+                unreached.add(f"layers.{number}.{name}")
+    for rule_name, rule in zip(model.config.pass_rules(), model.pass_rules, strict=True):
+        if not any(rule.acts(occurrence) for occurrence in depth.with_grad):
+            unreached |= {f"{rule_name}.{name}" for name, _ in rule.named_parameters()}
+    if depth.no_grad and depth.no_grad.start == 0 and model.head is not None:
+        unreached.add("embedding.weight")
+    return frozenset(name for name, _ in model.named_parameters() if name not in unreached)
 
 
 def _near(pattern: str, names: Sequence[str]) -> str:

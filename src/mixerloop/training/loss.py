@@ -1,34 +1,44 @@
-"""The model with its loss, as training and the validation NLL compute it."""
+"""A model and its objective as one module, which is what ranks share."""
 
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.model.walk import NO_STATISTICS, Statistics
 from mixerloop.ops.sliced_cross_entropy import NOT_SCORED
+from mixerloop.training.depth import Depth
+from mixerloop.training.objectives.next_token import NextToken
+from mixerloop.training.objectives.objective import Forward, Objective, Parts
+
+NEXT_TOKEN = NextToken()
 
 
-class SummedLoss(nn.Module):
-    """The summed loss of the scored tokens.
-
-    In training mode the loss includes the auxiliary losses of sublayers and pass rules. In
-    evaluation mode it is the NLL alone. An auxiliary loss is a mean over tokens. It is multiplied
-    by the number of scored tokens, so its weight does not depend on how a batch is cut.
-    """
+class Loss(nn.Module):
+    """The loss of some windows, as an objective says."""
 
     def __init__(self, model: LoopedLM, *, recompute: bool = False) -> None:
         super().__init__()
         self.model, self.recompute = model, recompute
 
     def forward(
-        self, tokens: Int[Tensor, "batch seq"], labels: Int[Tensor, "batch seq"]
-    ) -> Float[Tensor, ""]:
-        """The loss in nats, summed over the scored tokens of these windows."""
-        model = self.model
-        recompute = self.recompute and self.training
-        walked = model.walk(model.embed(tokens), model.schedule, recompute=recompute)
-        loss = model.summed_nll(walked.residual.flatten(0, 1), labels.flatten())
-        if walked.losses and self.training:
-            num_scored = (labels != NOT_SCORED).sum()
-            for _, auxiliary in sorted(walked.losses.items()):
-                loss = loss + num_scored * auxiliary
-        return loss
+        self,
+        tokens: Int[Tensor, "batch seq"],
+        labels: Int[Tensor, "batch seq"],
+        *,
+        objective: Objective = NEXT_TOKEN,
+        depth: Depth | None = None,
+        weight: float | None = None,
+        statistics: Statistics = NO_STATISTICS,
+    ) -> Parts:
+        """Sums over the scored tokens; by default under the model's own schedule.
+
+        `weight` is the number of scored tokens that these windows stand for; by default their own.
+        """
+        forward = Forward(
+            model=self.model,
+            depth=Depth(self.model.schedule) if depth is None else depth,
+            recompute=self.recompute,
+            weight=(labels != NOT_SCORED).sum() if weight is None else weight,
+            statistics=statistics,
+        )
+        return objective(forward, tokens, labels)

@@ -2,6 +2,9 @@
 
 import math
 
+from mixerloop.config import TrainConfig
+from mixerloop.training.budget import Budget
+
 
 def learning_rate(step: int, *, peak: float, warmup_steps: float, total_steps: float) -> float:
     """The rate of update `step`, counted from 0.
@@ -18,3 +21,14 @@ def learning_rate(step: int, *, peak: float, warmup_steps: float, total_steps: f
         return 0.0
     progress = (step - warmup_steps) / (total_steps - warmup_steps)
     return peak * (1 + math.cos(math.pi * progress)) / 2
+
+
+def rate_of_step(config: TrainConfig, budget: Budget, *, step: int, seconds: float) -> float:
+    """The rate of an update of a run that has trained for some seconds."""
+    total_steps = budget.total_steps(step, seconds)
+    return learning_rate(
+        step,
+        peak=config.peak_lr,
+        warmup_steps=budget.warmup_steps(config.warmup_steps, total_steps),
+        total_steps=total_steps,
+    )

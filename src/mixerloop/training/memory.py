@@ -5,13 +5,14 @@ from mixerloop.config import RunConfig
 from mixerloop.data.batches import PREFETCHED_BATCHES
 from mixerloop.data.windows import Windows
 from mixerloop.files import readable_size
+from mixerloop.training.depth import Depths
 from mixerloop.training.parallel import Ranks
 
 TOKEN_BYTES = 8
 RESIDUAL_BYTES = 4
 
 
-def check_batch_fits(config: RunConfig, windows: Windows, *, ranks: Ranks) -> None:
+def check_batch_fits(config: RunConfig, windows: Windows, *, depths: Depths, ranks: Ranks) -> None:
     """Raise if the batches that are read ahead, or the residuals of a micro-batch, are too large.
 
     Both are lower bounds: a batch that passes may still need more memory than there is.
@@ -28,7 +29,7 @@ def check_batch_fits(config: RunConfig, windows: Windows, *, ranks: Ranks) -> No
             f"{readable_size(read_ahead)} of memory, and {readable_size(free)} are free"
         )
     micro_batch = min(train.micro_batch or share, share)
-    num_occurrences = len(config.model.occurrences())
+    num_occurrences = max(len(depth.with_grad) for depth in depths.depths)
     residuals = (
         micro_batch * windows.context * config.model.d_model * num_occurrences * RESIDUAL_BYTES
     )

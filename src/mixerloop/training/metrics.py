@@ -8,7 +8,8 @@ import json
 import os
 import platform
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,11 +31,28 @@ class Metrics:
     """Operations from step 0, forward and backward, loops counted."""
     loss: float
     """Mean loss of the step's batch, before its update."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """The parts of the loss by name, if there are several: nll, nll.pass0, balance."""
     grad_norm: float
     """Norm of the gradient before clipping."""
     learning_rate: float
+    passes: int | None = None
+    """Passes that the step trained; None where all steps, or sequences of a step, train alike."""
     held_out_nll: float | None
     """The validation NLL after the update; None at steps that do not measure it."""
+    held_out_passes: int | None = None
+    """Passes that validation makes; None where they are always the model's own."""
+
+    def record(self) -> dict[str, float]:
+        """The line of metrics.jsonl, with a key `loss.PART` for each part of the loss."""
+        present = {key: value for key, value in vars(self).items() if value is not None}
+        parts = {f"loss.{name}": value for name, value in present.pop("parts").items()}
+        return present | parts
+
+    @property
+    def nll(self) -> float:
+        """The loss without auxiliary losses, so that models with and without them compare."""
+        return self.parts.get("nll", self.loss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +69,10 @@ class Timing:
     """Estimated time until the budget is spent, from the mean speed of all steps."""
     threads: int
     """Torch's threads on the first rank; fewer while other programs keep cores busy."""
+
+    def record(self) -> dict[str, float]:
+        """The line of timing.jsonl."""
+        return dict(vars(self))
 
 
 class Watcher(Protocol):
@@ -79,8 +101,7 @@ class JsonLines:
     def step(self, metrics: Metrics, timing: Timing) -> None:
         """Append one line to each file."""
         for file, record in ((self._metrics, metrics), (self._timing, timing)):
-            present = {key: value for key, value in vars(record).items() if value is not None}
-            file.append(json.dumps(present, allow_nan=False) + "\n")
+            file.append(json.dumps(record.record(), allow_nan=False) + "\n")
 
     def flush(self) -> None:
         """Wait until the lines are on the disk; a file that somebody changed is written anew."""
@@ -213,6 +234,9 @@ def _charts(metrics: Metrics, timing: Timing) -> dict[str, float]:
         "speed/tokens_per_second": timing.tokens_per_second,
         "speed/gemm_share": timing.gemm_share,
     }
+    charts |= {f"train/loss.{name}": value for name, value in metrics.parts.items()}
+    if metrics.passes is not None:
+        charts["train/passes"] = metrics.passes
     if metrics.held_out_nll is not None:
         charts["held_out/nll"] = metrics.held_out_nll
     return charts

@@ -7,10 +7,10 @@ averages gradients; FSDP2 also shards weights and optimizer state.
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,9 +22,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mixerloop.config import Device, Parallel
 from mixerloop.model.device import find_device
-from mixerloop.training.loss import SummedLoss
+from mixerloop.training.loss import Loss
+from mixerloop.training.objectives.objective import Parts
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 CPU = torch.device("cpu")
 
 
@@ -53,6 +55,23 @@ class Ranks:
         sums = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(sums)
         return sums.tolist()
+
+    def of_first(self, value: float) -> float:
+        """The first rank's number, on every rank."""
+        return sum(self.total(value if self.is_first else 0.0))
+
+    def summed(self, values: Mapping[K, tuple[T, float]]) -> dict[K, tuple[T, float]]:
+        """Pairs by key, each summed over the ranks that have the key, in the order of ranks."""
+        if self.num_ranks == 1:
+            return dict(values)
+        of_ranks: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(of_ranks, dict(values))
+        sums: dict[K, tuple[Any, float]] = {}
+        for of_rank in of_ranks:
+            for key, (value, count) in of_rank.items():
+                before = sums.get(key, (0.0, 0.0))
+                sums[key] = before[0] + value, before[1] + count
+        return sums
 
     def from_first(self, value: T) -> T:
         """The value of the first rank, on every rank."""
@@ -94,31 +113,24 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def local_parts(model: nn.Module) -> Iterator[Tensor]:
-    """This rank's shard of each weight."""
-    for parameter in model.parameters():
-        tensor = parameter.detach()
-        yield tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 class ParallelLoss:
     """The loss of this rank's windows; its gradients are averaged over the ranks."""
 
-    def __init__(self, loss: SummedLoss, *, ranks: Ranks, parallel: Parallel) -> None:
+    def __init__(
+        self, loss: Loss, *, ranks: Ranks, parallel: Parallel, may_skip: bool = False
+    ) -> None:
         self.module: nn.Module = loss
-        may_skip = any(
-            sublayer.may_skip_weights
-            for layer in loss.model.layers
-            for sublayer in (layer.mixer, layer.ffn)
-        )
+        self._model, self._ranks = loss.model, ranks
+        sublayers = [one for layer in loss.model.layers for one in (layer.mixer, layer.ffn)]
+        self.couples_tokens = any(sublayer.couples_tokens for sublayer in sublayers)
+        """Whether the model has losses whose statistics are of all tokens of a step."""
+        may_skip = may_skip or any(sublayer.may_skip_weights for sublayer in sublayers)
         if ranks.num_ranks == 1:
             loss.to(ranks.device)
         elif parallel == "fsdp":
-            if (
-                may_skip
-            ):  # FSDP2 reduces the gradients that a rank has, whichever weights they are of
+            if may_skip:  # FSDP2 reduces what gradients a rank has, whichever weights they are of
                 raise ValueError(
-                    "train.parallel = fsdp: a sublayer of this model may leave weights without a "
+                    "train.parallel = fsdp: a step of this model may leave weights without a "
                     "gradient, which FSDP2 would mix up between ranks; use ddp"
                 )
             mesh = init_device_mesh(ranks.device.type, (ranks.num_ranks,))
@@ -134,9 +146,19 @@ class ParallelLoss:
             )
             self._settle_buckets(ranks.device)
 
-    def __call__(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """The summed loss of these windows."""
-        return self.module(tokens, labels)
+    def __call__(self, tokens: Tensor, labels: Tensor, **how: Any) -> Parts:
+        """The loss of these windows; the keywords are those of `Loss.forward`."""
+        return self.module(tokens, labels, **how)
+
+    def weights_are_finite(self) -> bool:
+        """Whether all weights of all ranks are finite."""
+        weights = (parameter.detach() for parameter in self._model.parameters())
+        shards = (
+            weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights
+        )
+        finite = all(bool(shard.isfinite().all()) for shard in shards)
+        (num_bad,) = self._ranks.total(0 if finite else 1)
+        return not num_bad
 
     def _settle_buckets(self, device: torch.device) -> None:
         """Let DDP arrange its buckets before the first training step.
@@ -147,7 +169,7 @@ class ParallelLoss:
         """
         tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
         for _ in range(2):
-            self.module(tokens, tokens).backward()
+            self(tokens, tokens).total.backward()
         self.module.zero_grad()
 
     @contextmanager

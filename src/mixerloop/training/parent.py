@@ -40,9 +40,8 @@ class Parent:
     """Files that an export in the layout of an imported folder needs, by name."""
 
 
-def take_weights(model: LoopedLM, parent: Parent) -> ParentRecord:
-    """Replace fresh weights by those of the parent, as far as the parent has them."""
-    fresh = fresh_names(model.config, parent)
+def take_weights(model: LoopedLM, parent: Parent, *, fresh: tuple[str, ...]) -> ParentRecord:
+    """Replace fresh weights by those of the parent, except the tensors that it lacks."""
     model.load_state_dict({**model.state_dict(), **parent.load().state_dict()})
     return ParentRecord(
         folder=str(parent.folder),
@@ -54,10 +53,10 @@ def take_weights(model: LoopedLM, parent: Parent) -> ParentRecord:
     )
 
 
-def fresh_names(config: ModelConfig, parent: Parent) -> tuple[str, ...]:
+def fresh_names(model: LoopedLM, parent: Parent) -> tuple[str, ...]:
     """The tensors of a model that its parent lacks; raises if the parent does not fit the model."""
-    ours, theirs = _shapes(config), _shapes(parent.model)
-    misfits = [*_misfits(ours, theirs), *_other_layers(config, parent.model)]
+    ours, theirs = _shapes(model), _shapes(meta_model(parent.model, form="torch"))
+    misfits = [*_misfits(ours, theirs), *_other_layers(model.config, parent.model)]
     if misfits:
         more = f"; and {len(misfits) - 1:,} more" if len(misfits) > 1 else ""
         raise ValueError(f"{parent.folder}: does not fit the model: {misfits[0]}{more}")
@@ -85,9 +84,8 @@ def check_data(parent: Parent, data: Prepared) -> None:
     )
 
 
-def _shapes(config: ModelConfig) -> Shapes:
-    tensors = meta_model(config, form="torch").state_dict()
-    return {name: list(tensor.shape) for name, tensor in tensors.items()}
+def _shapes(model: LoopedLM) -> Shapes:
+    return {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def _misfits(ours: Shapes, theirs: Shapes) -> Iterator[str]:

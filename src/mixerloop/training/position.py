@@ -24,11 +24,15 @@ class Position:
     data_checked: bool = True
     """Whether every file of the data was hashed before this checkpoint was written; false only
     where a signal stopped the session first. Version 0.1.0 has no such key."""
+    depth_starts: tuple[int, ...] = ()
+    """The steps from which the schedules of `train.schedule_at` are trained, as far as they began;
+    only where the budget is in seconds."""
 
 
 def write_position(folder: Path, position: Position) -> None:
     """Write `position.json` into the folder of a checkpoint."""
-    write_file(folder / POSITION, json_text(asdict(position)))
+    written = {key: value for key, value in asdict(position).items() if value != ()}
+    write_file(folder / POSITION, json_text(written))
 
 
 def read_position(folder: Path) -> Position:

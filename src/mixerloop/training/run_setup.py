@@ -10,24 +10,19 @@ from typing import Any
 from mixerloop import config as configs
 from mixerloop import runs
 from mixerloop.config import RunConfig, TrainConfig, check_same_run
-from mixerloop.data.batches import Batches
 from mixerloop.data.data_check import DataCheck
 from mixerloop.data.preparation import prepare_missing
-from mixerloop.data.prepared import Prepared, open_prepared
+from mixerloop.data.prepared import open_prepared
 from mixerloop.files import check_name, check_space, new_folder, write_file, write_sealed
 from mixerloop.messages import shell_word
-from mixerloop.model.accounting import training_flops_per_token
-from mixerloop.model.initialization import fresh_model, meta_model
-from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.model.initialization import fresh_model
 from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.ops.precision import choose_compute_dtype
-from mixerloop.parent_record import ParentRecord
 from mixerloop.progress_line import preparing_progress, says_how_to_resume, to_stderr
 from mixerloop.provenance import collect_provenance
 from mixerloop.training import checkpoints
-from mixerloop.training.budget import budget_of
-from mixerloop.training.freezing import choose_trained, frozen_names
-from mixerloop.training.memory import check_batch_fits
+from mixerloop.training.checkpoints import BYTES_PER_PARAMETER
+from mixerloop.training.opened import Opened, open_run, recipe_of
 from mixerloop.training.parallel import Ranks
 from mixerloop.training.parent import (
     Parent,
@@ -37,14 +32,14 @@ from mixerloop.training.parent import (
     take_weights,
 )
 from mixerloop.training.position import Position
-from mixerloop.training.trainer import BYTES_PER_PARAMETER, open_data
 
 WANDB_PROJECT = r"[^\s/\\#?%:][^/\\#?%:\n]{0,127}"
 """The names that Weights & Biases accepts."""
 
 
-def settled(config: RunConfig, *, ranks: Ranks) -> RunConfig:
+def settled(config: RunConfig, *, ranks: Ranks | None = None) -> RunConfig:
     """A config with each `auto` replaced by its value on this machine, the same on every rank."""
+    ranks = Ranks() if ranks is None else ranks
     _, train = config.for_training()
     device = ranks.device.type
     resolved = dataclasses.replace(
@@ -60,45 +55,32 @@ def begin(
     run: Path,
     config: RunConfig,
     *,
-    ranks: Ranks,
+    ranks: Ranks | None = None,
     parent: Parent | None = None,
     quiet: bool = True,
-) -> RunConfig:
-    """Create a run at step 0, with fresh weights or a parent's; only the first rank writes.
+) -> Opened:
+    """Create a run at step 0, with fresh weights or a parent's; only the first rank calls this.
 
-    The data is prepared first if it is missing and the config says how; `quiet` prints nothing.
+    In `config` every `auto` is settled. The data is prepared first if it is missing and the config
+    says how; `quiet` prints nothing.
     """
-    config = settled(config, ranks=ranks)
-    if not ranks.is_first:
-        return config
-    _, train = config.for_training()
+    ranks = Ranks() if ranks is None else ranks
     if run.exists():
         raise ValueError(
             f"{run} already exists; go on with mixerloop train --resume {shell_word(run)}, or "
             "choose another folder"
         )
     check_name(run)
-    frozen_names(meta_model(config.model), train.freeze)
-    if parent is not None:
-        fresh_names(config.model, parent)
+    recipe = recipe_of(config)
+    train = recipe.train
+    fresh = () if parent is None else fresh_names(recipe.model, parent)
     _prepare_data(config, quiet=quiet)
-    prepared, windows, _ = open_data(config)
-    Batches(
-        windows=windows,
-        seed=train.seed,
-        global_batch=train.global_batch,
-        num_ranks=ranks.num_ranks,
-    )
-    check_batch_fits(config, windows, ranks=ranks)
+    opened = open_run(recipe, ranks=ranks)
     _check_wandb(train)
-    model, record = _model_at_start(config, parent, prepared)
-    choose_trained(model, freeze=train.freeze)
-    flops_per_token = training_flops_per_token(model, context=windows.context)
-    budget = budget_of(
-        train,
-        tokens_per_step=train.global_batch * windows.context,
-        flops_per_token=flops_per_token,
-    )
+    if parent is not None:
+        check_data(parent, opened.prepared)
+    model = fresh_model(config.model, seed=train.seed, rule=train.init, form=train.form)
+    record = None if parent is None else take_weights(model, parent, fresh=fresh)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     with new_folder(run) as folder:
         try:
@@ -112,9 +94,9 @@ def begin(
             "init": train.init,
             "forms": model.forms(),
             "compute_dtype": train.compute_dtype,
-            "data": prepared.fingerprint,
+            "data": opened.prepared.fingerprint,
             "num_parameters": num_parameters,
-            "flops_per_token": flops_per_token,
+            "flops_per_token": opened.flops_per_token,
             **({} if record is None else {"parent": dataclasses.asdict(record)}),
             "sessions": [],
         }
@@ -124,14 +106,18 @@ def begin(
             model,
             None,
             Position(
-                step=0, seconds=0.0, total_steps=budget.steps, seed=train.seed, finished=False
+                step=0,
+                seconds=0.0,
+                total_steps=opened.budget.steps,
+                seed=train.seed,
+                finished=False,
             ),
             config=config,
-            files={**prepared.vocabulary_files(), **inherited_files(config.model, parent)},
+            files={**opened.prepared.vocabulary_files(), **inherited_files(config.model, parent)},
             parent=record,
             ranks=Ranks(),
         )
-    return config
+    return opened
 
 
 def _prepare_data(config: RunConfig, *, quiet: bool) -> None:
@@ -146,17 +132,6 @@ def _prepare_data(config: RunConfig, *, quiet: bool) -> None:
         raise ValueError(f"data.prepare: {error}") from None
     if prepared is not None and not quiet:
         to_stderr("\n".join([*prepared.lines, ""]))
-
-
-def _model_at_start(
-    config: RunConfig, parent: Parent | None, data: Prepared
-) -> tuple[LoopedLM, ParentRecord | None]:
-    """The model before its first step, and the record of the parent that it took weights from."""
-    _, train = config.for_training()
-    if parent is not None:
-        check_data(parent, data)
-    model = fresh_model(config.model, seed=train.seed, rule=train.init, form=train.form)
-    return model, None if parent is None else take_weights(model, parent)
 
 
 def resumed_config(

@@ -10,6 +10,7 @@ from mixerloop.config import RunConfig, Tables
 from mixerloop.files import locked, remove_folder, remove_leftovers
 from mixerloop.history import restore_history
 from mixerloop.ops.caller_modes import torch_defaults
+from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.parsing import checked
 from mixerloop.training.metrics import (
     JsonLines,
@@ -19,7 +20,8 @@ from mixerloop.training.metrics import (
     Watcher,
     WeightsAndBiases,
 )
-from mixerloop.training.parallel import Ranks, joined
+from mixerloop.training.opened import Opened, open_run
+from mixerloop.training.parallel import joined
 from mixerloop.training.parent import Parent
 from mixerloop.training.run_setup import (
     begin,
@@ -27,6 +29,7 @@ from mixerloop.training.run_setup import (
     note_session,
     provenance_of,
     resumed_config,
+    settled,
 )
 from mixerloop.training.trainer import Outcome, Trainer
 
@@ -73,8 +76,14 @@ def train(
     _, settings = config.for_training()
     machine.keep_freed_memory()
     with joined(settings.device) as ranks:
-        config = begin(run, config, ranks=ranks, parent=parent, quiet=display is None)
-        return _session(run, config, ranks, until, display, is_new=True)
+        config = settled(config, ranks=ranks)
+        opened = None
+        if ranks.is_first:
+            opened = begin(run, config, ranks=ranks, parent=parent, quiet=display is None)
+        ranks.wait()  # until the first rank has made the folder
+        if opened is None:
+            opened = open_run(config, ranks=ranks)
+        return _session(run, opened, until, display, is_new=True)
 
 
 @checked
@@ -103,7 +112,8 @@ def resume(
     _, settings = config.for_training()
     machine.keep_freed_memory()
     with joined(settings.device) as ranks:
-        return _session(run, config, ranks, until, display)
+        choose_form(settings.form, ranks.device.type)  # rejects a form this device cannot run
+        return _session(run, open_run(config, ranks=ranks), until, display)
 
 
 def _check_until(until: int | None) -> None:
@@ -113,23 +123,21 @@ def _check_until(until: int | None) -> None:
 
 def _session(
     run: Path,
-    config: RunConfig,
-    ranks: Ranks,
+    opened: Opened,
     until: int | None,
     display: Display | None,
     *,
     is_new: bool = False,
 ) -> Trained:
-    ranks.wait()  # the first rank may have made the folder just now
-    if not ranks.is_first:
-        outcome = Trainer(run, config, ranks=ranks).train(until=until)
+    if not opened.ranks.is_first:
+        outcome = Trainer(run, opened).train(until=until)
         return Trained(run=run, outcome=outcome, last=None, is_first_rank=False)
     last = _Last()
     with locked(run):
         remove_leftovers(run)
         remove_leftovers(run / runs.CHECKPOINTS)
         try:
-            trainer, outcome = _watched(run, config, ranks, until, display, last)
+            trainer, outcome = _watched(run, opened, until, display, last)
         except Exception as error:
             nothing_is_made = last.metrics is None and not isinstance(error, ENDS_OF_TRAINING)
             if is_new and (nothing_is_made or not last.trains):
@@ -146,21 +154,20 @@ def _session(
 
 def _watched(
     run: Path,
-    config: RunConfig,
-    ranks: Ranks,
+    opened: Opened,
     until: int | None,
     display: Display | None,
     last: "_Last",
 ) -> tuple[Trainer, Outcome]:
     """Train with all watchers, `last` among them."""
-    trainer = Trainer(run, config, ranks=ranks)
+    trainer = Trainer(run, opened)
     trainer.restored = restore_history(run, trainer.newest, trainer.step)
     watchers: list[Watcher] = [last]
     try:
         if not trainer.finished:
             watchers += _recorders(run, trainer)
         if not trainer.finished or trainer.began_unchecked:
-            provenance = note_session(run, trainer.config, ranks=ranks, step=trainer.step)
+            provenance = note_session(run, trainer.config, ranks=opened.ranks, step=trainer.step)
             watchers.append(_DataNote(trainer, provenance))
         if not trainer.finished and display is not None:
             watchers.append(display(trainer))
@@ -218,9 +225,9 @@ class _DataNote:
         pass
 
     def flush(self) -> None:
-        check = self._trainer.data_check
-        if not self._is_noted and check is not None and check.is_complete:
-            note_data(self._trainer.run, self._provenance, check)
+        data = self._trainer.data
+        if not self._is_noted and data is not None and data.check.is_complete:
+            note_data(self._trainer.run, self._provenance, data.check)
             self._is_noted = True
 
     def close(self) -> None:

@@ -106,7 +106,8 @@ class Bundle:
     def _file(self, name: str) -> bytes:
         content = self._read(name)
         if content is None:
-            raise ValueError(f"{self.path}: no {name} in this bundle")
+            by = "" if name in (TASKS, BASELINES_V1, BASELINES_V2) else f", which {TASKS} names"
+            raise ValueError(f"{self.path}: no {name} in this bundle{by}")
         return content
 
     def _baselines(self, name: str) -> dict[str, float]:

@@ -33,6 +33,7 @@ class Experts(RoutedFFN):
     def __init__(self, options: ExpertsOptions, place: Place) -> None:
         super().__init__()
         self.options = options
+        self.couples_tokens = options.balance > 0
         self.num_experts, self.num_chosen = options.num_experts, options.num_chosen
         self.form: Form = place.form
         self.router = Projection(place.d_model, options.num_experts, form=place.form)

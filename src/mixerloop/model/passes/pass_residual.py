@@ -13,7 +13,7 @@ from mixerloop.draws import Draws
 from mixerloop.kinds import PassResidualOptions
 from mixerloop.model.passes import Passes, PassPlace, PassRule
 from mixerloop.model.sublayer import Losses
-from mixerloop.schedule import Occurrence
+from mixerloop.schedule import Occurrence, Schedule, num_passes_of
 
 Residual = Float[Tensor, "batch seq d_model"]
 
@@ -24,6 +24,11 @@ class PassResidual(PassRule):
     def __init__(self, options: PassResidualOptions, passes: Passes, place: PassPlace) -> None:
         super().__init__(passes)
         self.weight = nn.Parameter(torch.empty(passes.num_passes, place.d_model))
+
+    def check(self, schedule: Schedule) -> None:
+        """Every pass needs a row of weights."""
+        if num_passes_of(schedule) > len(self.weight):
+            raise ValueError(f"pass_residual was learned for {len(self.weight)} passes")
 
     def open(
         self, residual: Residual, kept: Residual | None, occurrence: Occurrence
