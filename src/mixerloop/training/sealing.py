@@ -45,6 +45,11 @@ class SealedData:
             unreadable = ValueError("another rank cannot read its data")
         return unreadable
 
+    def require(self, received: Signals, *, newest: Path) -> None:
+        """Wait for the check, and raise for data that is damaged or cannot be read."""
+        if (unreadable := self.finish(received, newest=newest)) is not None:
+            raise unreadable
+
     def is_complete(self) -> bool:
         """Whether all files of all ranks are known to be as they were prepared."""
         return not any(self.ranks.total(not self.check.is_complete))

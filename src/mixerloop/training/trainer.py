@@ -132,8 +132,7 @@ class Trainer:
                 self._train(watchers, received, until)
             elif self.began_unchecked:  # the run was finished before its data was checked
                 with closing(self._sealed_data()) as self.data:
-                    if (unreadable := self.data.finish(received, newest=self.newest)) is not None:
-                        raise unreadable
+                    self.data.require(received, newest=self.newest)
         return Outcome(
             step=self.step,
             finished=self.finished,
@@ -145,20 +144,15 @@ class Trainer:
         return SealedData(self.opened.prepared, self.ranks, began_unchecked=self.began_unchecked)
 
     def _train(self, watchers: Sequence[Watcher], received: Signals, until: int | None) -> None:
-        batches = self.batches.prefetched(
-            start=self.step,
-            stop=self.budget.steps or ENDLESS,
-            stopped=received.__bool__,
-        )
+        stop = self.budget.steps or ENDLESS
+        batches = self.batches.prefetched(start=self.step, stop=stop, stopped=received.__bool__)
         with (
             closing(self._sealed_data()) as self.data,
             closing(batches),
             closing(self.place.open()),
         ):
             if self.began_unchecked:
-                unreadable = self.data.finish(received, newest=self.newest)
-                if unreadable is not None:
-                    raise unreadable
+                self.data.require(received, newest=self.newest)
             self.speed = Speed.of(self.model, self.opened)
             share = core_share(
                 self.loss,
@@ -264,7 +258,8 @@ class Trainer:
                     self._stopped_at(f"the {name} is {value}; its batch is {where}")
                 )
         self.optimizer.step()
-        parts = {name: total / num for name, (total, num) in ranks.summed(computed.parts).items()}
+        sums = computed.parts if len(computed.parts) == 1 else ranks.summed(computed.parts)
+        parts = {name: total / num for name, (total, num) in sums.items()}
         return Update(loss, parts, grad_norm, rate)
 
     def _evaluate(self) -> float:
