@@ -1,11 +1,17 @@
 """The lens: every point of every kind beside a walk that is written out in this file."""
 
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+import mixerloop
+from mixerloop.config import ComputeDtype, FormChoice, RunConfig
+from mixerloop.evaluation import recording
+from mixerloop.interop.loading import open_subject
 from mixerloop.kinds import PassDampingOptions
 from mixerloop.model.decoding import start
 from mixerloop.model.lens import POINTS, Address
@@ -13,6 +19,7 @@ from mixerloop.model.looped_lm import in_form
 from mixerloop.model.passes import Passes, PassPlace
 from mixerloop.model.passes.pass_damping import PassDamping
 from mixerloop.schedule import Occurrence
+from mixerloop.subject import Subject
 from small_model import small_config
 from stacks import FFN, HEADS, MIXERS, SIZES, STACKS, large_model, stack_config
 from toys import rereading, running_mean, token_shift, toy_attention, two_experts  # noqa: F401
@@ -368,9 +375,145 @@ def test_a_pass_rule_acts_before_the_input_and_before_the_output():
     assert_close(seen[f"{last}.output"], before + 0.5 * (whole - before))
 
 
+# --- recordings -----------------------------------------------------------------------------------
+
+
+def subject_of(
+    name: str,
+    *,
+    form: FormChoice = "auto",
+    compute_dtype: ComputeDtype = "float32",
+    folder: Path = Path(),
+) -> Subject:
+    config = config_of(name)
+    model = large_model(config, form=form)
+    return Subject(
+        folder=folder,
+        fingerprint="0",
+        results=None,
+        model=model,
+        config=RunConfig(model=config),
+        schedule=model.schedule,
+        compute_dtype=compute_dtype,
+    )
+
+
+def test_a_recording_in_slices_is_the_whole(monkeypatch):
+    subject, tokens = subject_of("hybrid"), tokens_of(batch=5)
+    seen, rows = Seen(), []
+    with torch.no_grad():
+        subject.model(tokens, lens={"*": seen})
+    whole = mixerloop.record(subject, tokens.numpy(), "*")
+    monkeypatch.setattr(recording, "SLICE_TOKENS", 2 * TOKENS + 1)
+    subject.model.layers[0].mixer.register_forward_pre_hook(
+        lambda module, given: rows.append(len(given[0]))
+    )
+    parts = mixerloop.record(subject, tokens.tolist(), "*")
+    assert rows == [2, 2, 2, 2, 1, 1]  # two passes of each slice
+    assert list(whole) == list(parts) == list(seen)
+    for address, array in whole.items():
+        np.testing.assert_array_equal(array.values, seen[address].numpy())
+        np.testing.assert_allclose(parts[address].values, array.values, **ROUNDING)
+        assert array.values.dtype == parts[address].values.dtype
+    assert whole.schedule == parts.schedule == "2x(2x(A F))"
+
+
+def test_a_recording_says_what_it_has():
+    recorded = mixerloop.record(subject_of("experts"), tokens_of(4), "layer0.ffn.pass1.[!on]*")
+    assert repr(recorded) == "\n".join(
+        f"layer0.ffn.pass1.{line}"
+        for line in (
+            "input: window 4, token 7, d_model 16, float32",
+            "router_logits: window 4, token 7, expert 4, float32",
+            "experts: window 4, token 7, choice 2, int64",
+            "expert_weights: window 4, token 7, choice 2, float32",
+            "update: window 4, token 7, d_model 16, float32",
+        )
+    )
+    array = recorded["layer0.ffn.pass1.update"]
+    assert array.sizes == {"window": 4, "token": 7, "d_model": 16}
+    assert np.asarray(array).shape == (4, 7, 16)
+    assert len(recorded) == 5
+
+
+def test_only_the_schedule_up_to_the_last_address_is_run():
+    subject, calls = subject_of("attention"), []
+    for layer in subject.model.layers:
+        layer.register_forward_pre_hook(lambda *given: calls.append(1))
+    mixerloop.record(subject, tokens_of(), ["layer0.*.pass1.update", "layer1.mixer.pass0.weights"])
+    assert len(calls) == 6
+
+
+@pytest.mark.parametrize(
+    ("patterns", "opened"), [("*.state", "native"), (["*.log_decay", "*.state"], "torch")]
+)
+def test_a_point_that_the_native_form_lacks_opens_the_torch_form(patterns, opened):
+    subject = subject_of("gated_delta_net", form="native")
+    recorded = mixerloop.record(subject, tokens_of(), patterns)
+    assert recorded.provenance.forms["gated_delta_mixing"] == opened
+    assert subject.forms()["gated_delta_mixing"] == "native"
+    plain = Seen()
+    with torch.no_grad():
+        plain_walk(subject.model, tokens_of(), subject.schedule, plain.see)
+    assert len(recorded) == (8 if opened == "torch" else 4)
+    for address, array in recorded.items():
+        np.testing.assert_allclose(array.values, plain[address].numpy(), **ROUNDING)
+
+
 def test_another_form_has_the_same_weights():
     model = large_model(stack_config("hybrid"), form="native")
     one = in_form(model, "torch")
     assert (model.form, one.form) == ("native", "torch")
     for key, weight in model.named_parameters():
         assert one.get_parameter(key) is weight
+
+
+def test_less_of_an_activation_may_be_kept():
+    subject, tokens = subject_of("attention"), tokens_of()
+    pattern = "layer0.mixer.pass0.weights"
+    whole = mixerloop.record(subject, tokens, pattern)[pattern]
+    assert whole.axes == ("window", "head", "query", "key")
+    last = mixerloop.record(subject, tokens, pattern, reduce=lambda x: x[:, :, -1:])[pattern]
+    assert last.sizes == {"window": 2, "head": 2, "query": 1, "key": TOKENS}
+    np.testing.assert_array_equal(last.values, whole.values[:, :, -1:])
+    means = mixerloop.record(subject, tokens, pattern, reduce=lambda x: x.mean((1, 2)))[pattern]
+    assert means.sizes == {"window": 2, "axis1": TOKENS}
+    np.testing.assert_allclose(means.values, whole.values.mean((1, 2)), **ROUNDING)
+
+
+def test_a_narrow_recording_is_of_float32_and_says_so():
+    recorded = mixerloop.record(
+        subject_of("gated_delta_net", compute_dtype="bfloat16"), tokens_of(), "layer1.ffn.*"
+    )
+    assert {str(array.values.dtype) for array in recorded.values()} == {"float32"}
+    assert recorded.provenance.compute_dtype == "bfloat16"
+
+
+def test_a_text_is_one_window(text_run):
+    subject = open_subject(text_run, keep=False)
+    recorded = mixerloop.record(subject, "a tale", "*.output", reduce=lambda x: x.norm(dim=-1))
+    num_tokens = len(subject.tokenizer().encode("a tale"))
+    assert {array.values.shape for array in recorded.values()} == {(1, num_tokens)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"patterns": "layer0.mixer.*.log_decy"}, r"near: layer0\.mixer\.pass\d\.log_decay"),
+        ({"patterns": ["*.update", "layer7.*"]}, r"'layer7\.\*' matches no address of this walk"),
+        ({"patterns": []}, "name an address"),
+        (
+            {"tokens": np.array([[0.5]])},
+            r"must be whole numbers \[window, token\], got float64 of \(1, 1\)",
+        ),
+        ({"tokens": torch.ones(3, dtype=torch.int64)}, r"\[window, token\], got int64 of \(3,\)"),
+        ({"tokens": [[12]]}, "token id 12 is outside the vocabulary of 12"),
+        ({"tokens": "text"}, "has no tokenizer"),
+        ({"reduce": torch.sum}, r"update must stay a tensor whose first axis is 2 windows"),
+        ({"reduce": lambda x: x.tolist()}, "must stay a tensor"),
+    ],
+)
+def test_what_cannot_be_recorded_is_named(change, message, tmp_path):
+    given = {"tokens": tokens_of(), "patterns": "*.update"} | change
+    with pytest.raises(ValueError, match=message):
+        mixerloop.record(subject_of("gated_delta_net", folder=tmp_path), **given)
