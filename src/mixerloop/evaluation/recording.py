@@ -79,7 +79,8 @@ def record(
 
     `tokens` are ids [window, token], or a text, which is one window. A few windows run at a time,
     so that only the arrays that are returned grow with the windows. `reduce` makes less of an
-    activation of some windows before it is stored: any tensor with the same windows.
+    activation of some windows before it is stored: any tensor with the same windows. Axes keep
+    their names if there are as many; otherwise those after `window` are `axis1`, `axis2`, ...
 
     If the patterns match more addresses in form torch than in the form of the subject, whose
     kernels may hide what is inside a sublayer, the model runs in form torch.
@@ -141,7 +142,7 @@ def _opened(subject: Subject, patterns: Sequence[str]) -> tuple[LoopedLM, Schedu
 def _reduced(
     reduce: Callable[[Tensor], Tensor], activation: Tensor, axes: Axes, address: Address
 ) -> tuple[Tensor, Axes]:
-    """What `reduce` returns; its axes keep their names where there are as many as before."""
+    """What `reduce` returns, and the names of its axes."""
     reduced = reduce(activation)
     if not isinstance(reduced, Tensor) or reduced.shape[:1] != activation.shape[:1]:
         raise ValueError(
