@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mixerloop.evaluation.core.evaluate_core import evaluate_core
     from mixerloop.evaluation.held_out_nll import evaluate_nll
     from mixerloop.evaluation.hops_accuracy import evaluate_hops
+    from mixerloop.evaluation.recording import record
     from mixerloop.evaluation.task_accuracy import evaluate_task
     from mixerloop.interop.loading import open_subject
     from mixerloop.interop.parents import open_parent
@@ -48,6 +49,7 @@ __all__ = [
     "prepare_hops",
     "prepare_stdlib",
     "prepare_text",
+    "record",
     "resume",
     "run_study",
     "settle",
@@ -75,6 +77,7 @@ _HOMES = {
     "prepare_hops": "data.corpora:prepare_hops",
     "prepare_stdlib": "data.corpora:prepare_stdlib",
     "prepare_text": "data.corpora:prepare_text",
+    "record": "evaluation.recording:record",
     "resume": "training.sessions:resume",
     "run_study": "studies.running:run_study",
     "settle": "machine:settle",

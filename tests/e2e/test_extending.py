@@ -36,7 +36,7 @@ assert "parameters" in PART_SECTIONS
 @pytest.mark.slow
 def test_the_examples_of_the_page_run_and_work_together(tmp_path):
     examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(examples) == 7
+    assert len(examples) == 8
     (tmp_path / "example.py").write_text("import dataclasses, sys\n" + "\n".join(examples) + THEN)
     (tmp_path / "config.toml").write_text(
         '[model]\npreset = "nano"\n[data]\npath = "data/echo"\n'

@@ -18,6 +18,7 @@ from mixerloop.description import describe
 from mixerloop.evaluation.core.evaluate_core import evaluate_core
 from mixerloop.evaluation.held_out_nll import evaluate_nll
 from mixerloop.evaluation.hops_accuracy import evaluate_hops
+from mixerloop.evaluation.recording import record
 from mixerloop.evaluation.task_accuracy import evaluate_task
 from mixerloop.files import file_sha256
 from mixerloop.interop.conversion import export_run, import_run
@@ -108,6 +109,10 @@ COMPUTING: dict[str, Callable[[Runs, Path], Any]] = {
     "measure_routing": lambda given, _: measure_routing(
         opened(given.experts), FEW, data=given.config.for_training()[0].path
     ),
+    "record": lambda given, _: {
+        address: array.values.tolist()
+        for address, array in record(opened(given.text), [[1, 2, 3]], "*.update").items()
+    },
     "describe": lambda given, _: describe(given.text).to_json(),
     "init_run": lambda given, place: weights(init_run(given.small, place / "fresh").run),
     "export_run": lambda given, place: file_sha256(

@@ -15,6 +15,7 @@ from torch import Tensor
 from mixerloop.config import ModelConfig
 from mixerloop.kinds import LARGEST_SIZE
 from mixerloop.model.initialization import fresh_model, meta_model
+from mixerloop.model.lens import Address
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.model.passes import Passes
 from mixerloop.model.sublayer import Cost, SublayerModule, has_state
@@ -22,7 +23,6 @@ from mixerloop.notation import notation
 from mixerloop.schedule import (
     BLOCK,
     DEFAULT_NUM_PASSES,
-    Occurrence,
     Schedule,
     Sublayer,
     full_loop,
@@ -312,25 +312,24 @@ def _activation_bytes_per_token(config: ModelConfig, mixer: str, ffn: str) -> di
     except ValueError as error:
         raise ValueError(f"a single layer is run to measure its activations: {error}") from None
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    return {
-        occurrence.sublayer: round(_kept_bytes(model, occurrence, weights) / PROBE_TOKENS)
-        for occurrence in model.schedule
-    }
+    kept: dict[Sublayer, dict[int, Tensor]] = {}
 
-
-def _kept_bytes(model: LoopedLM, occurrence: Occurrence, weights: set[int]) -> int:
-    kept: dict[int, Tensor] = {}
+    def enter(address: Address, residual: Tensor) -> None:
+        kept[address.occurrence.sublayer] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor
+        entered_last = next(reversed(kept))
+        kept[entered_last][tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
     shape = 1, PROBE_TOKENS, model.config.d_model
     residual = torch.randn(shape, generator=torch.Generator().manual_seed(0), requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        walked = model.walk(residual, (occurrence,))
-    num_bytes = sum(
-        tensor.untyped_storage().nbytes() for at, tensor in kept.items() if at not in weights
-    )
-    del walked
-    return num_bytes
+        model.walk(residual, model.schedule, lens={"*.input": enter})
+    return {
+        sublayer: round(
+            sum(one.untyped_storage().nbytes() for at, one in own.items() if at not in weights)
+            / PROBE_TOKENS
+        )
+        for sublayer, own in kept.items()
+    }

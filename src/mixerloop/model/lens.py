@@ -34,7 +34,8 @@ class Address(NamedTuple):
 
 
 Watch = Callable[[Address, Tensor], Tensor | None]
-"""Sees an activation. A tensor that it returns takes the place of the activation."""
+"""Sees an activation. A tensor that it returns takes the place of the activation, which a watch
+must not change in place."""
 Lens = Mapping[str, Watch]
 """Watches by patterns of addresses: `layer*.ffn.*.update`."""
 
@@ -51,8 +52,8 @@ class Look:
 
     def __call__(self, point: str, x: Tensor) -> Tensor:
         """The activation, or the tensor that takes its place."""
-        address = Address(self.occurrence, point)
         for watch in self._watches.get(point, ()):
+            address = Address(self.occurrence, point)
             replaced = watch(address, x)
             if replaced is None:
                 continue

@@ -5,19 +5,24 @@ A mixer of this family says what it makes of its tokens before the rule (`prepar
 """
 
 from abc import abstractmethod
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from mixerloop.config import Form
+from mixerloop.model.lens import UNWATCHED, Axes, Look
 from mixerloop.model.projection import Projection
 from mixerloop.model.sublayer import Cost, MixerModule, Output, Place, State
 from mixerloop.ops.gated_delta_rule import form_of_rule
 from mixerloop.ops.linear_attention import linear_attention
 
 UNIT_NORM_EPS = 1e-6  # under the root, as in flash-linear-attention
+OF_HEADS: Axes = ("window", "token", "head")
+OF_KEYS: Axes = (*OF_HEADS, "d_key")
+OF_VALUES: Axes = (*OF_HEADS, "d_value")
 
 
 class RuleInputs(NamedTuple):
@@ -45,6 +50,8 @@ class LinearMixer(MixerModule):
     """A mixer with a matrix memory for each head; its state is the memory and what it carries."""
 
     output_proj: nn.Linear
+    gates: ClassVar[Mapping[str, Axes]] = {}
+    """The optional inputs of the rule that this mixer has, with their axes."""
 
     def __init__(
         self, place: Place, *, num_heads: int, d_key: int, d_value: int, erases: bool
@@ -68,15 +75,21 @@ class LinearMixer(MixerModule):
         """The state besides the memory before the first token."""
         return ()
 
-    def forward(self, x: Float[Tensor, "batch seq d_model"], state: State | None = None) -> Output:
+    def forward(
+        self,
+        x: Float[Tensor, "batch seq d_model"],
+        state: State | None = None,
+        look: Look = UNWATCHED,
+    ) -> Output:
         """Mix tokens with those before them."""
         memory, carried = (None, None) if state is None else (state[0], state[1:])
         prepared = self.prepare(x, carried)
-        read, memory = linear_attention(
-            **prepared.rule._asdict(), initial_state=memory, form=self.form
-        )
-        update = self.output_proj(self.finish(read, prepared.aside))
-        return Output(update, (memory, *prepared.carried))
+        rule = prepared.rule._asdict()
+        if look is not UNWATCHED:
+            rule |= {name: look(name, x) for name, x in rule.items() if x is not None}
+        read, memory = linear_attention(**rule, initial_state=memory, form=self.form)
+        update = self.output_proj(self.finish(look("read", read), prepared.aside))
+        return Output(update, (look("state", memory), *prepared.carried))
 
     def context_off(
         self, x: Float[Tensor, "batch seq d_model"]
@@ -111,6 +124,18 @@ class LinearMixer(MixerModule):
     def forms(self) -> dict[str, Form]:
         """The form of the rule."""
         return {"linear_attention": self.form}
+
+    def points(self) -> dict[str, Axes]:
+        """The rule's inputs and outputs."""
+        return rule_points(self.gates)
+
+
+def rule_points(gates: Mapping[str, Axes]) -> dict[str, Axes]:
+    """The inputs of a rule with these gates, what it reads, and the memory after the last token."""
+    return {
+        **{"query": OF_KEYS, "key": OF_KEYS, "value": OF_VALUES, **gates, "read": OF_VALUES},
+        "state": ("window", "head", "d_key", "d_value"),
+    }
 
 
 def low_rank(d_in: int, rank: int, d_out: int, *, form: Form, bias: bool = False) -> nn.Sequential:

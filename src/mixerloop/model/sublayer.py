@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from mixerloop.config import Form
@@ -113,6 +113,7 @@ class SublayerModule(nn.Module, ABC):
     def points(self) -> Mapping[str, Axes]:
         """The points inside this sublayer in its form, with the axes of their activations.
 
+        Form torch has them all; a kernel that computes several steps at once may have fewer.
         The `forward` of a class with points takes a keyword `look: Look = UNWATCHED` and calls
         `x = look("point", x)` at each. An occurrence without context has no such points.
         """
@@ -139,17 +140,11 @@ class FFNModule(SublayerModule):
 
 
 class RoutedFFN(FFNModule):
-    """An ffn that chooses experts for each token."""
+    """An ffn that chooses experts for each token; they are its point `experts`."""
 
     num_experts: int
     num_chosen: int
     """Experts that a token uses."""
-
-    @abstractmethod
-    def chosen_experts(
-        self, x: Float[Tensor, "batch seq d_model"]
-    ) -> Int[Tensor, "batch seq chosen"]:
-        """The experts that each of these normalised tokens uses."""
 
 
 def mixer_kind(name: str, options: type[Any]) -> Callable[[Class], Class]:

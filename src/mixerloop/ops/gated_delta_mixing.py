@@ -5,6 +5,7 @@ the two gates; the gated delta rule; the gated output norm. The torch form is th
 native form reads and writes each token once.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -62,6 +63,7 @@ def gated_delta_mixing(
     largest_write: float = 1.0,
     memory: Float[Tensor, "batch heads d_key d_value"] | None = None,
     conv_history: Float[Tensor, "batch history channels"] | None = None,
+    watch: Callable[[str, Tensor], Tensor] | None = None,
 ) -> tuple[
     Float[Tensor, "batch seq values"],
     Float[Tensor, "batch heads d_key d_value"],
@@ -71,6 +73,9 @@ def gated_delta_mixing(
 
     The fused kernel needs keys and values of equal width and write strengths up to 1. Otherwise
     the native form runs the kernel of the rule, and torch around the kernel.
+
+    `watch` is given the rule's inputs and its output, `read`, by name, and returns what takes their
+    place. The fused kernel has none of them.
     """
     _check(tokens, weights, memory=memory, conv_history=conv_history)
     if is_fused(weights, largest_write=largest_write, form=form):
@@ -89,11 +94,15 @@ def gated_delta_mixing(
         inputs = inputs._replace(
             query=inputs.query.to(narrow), key=inputs.key.to(narrow), value=inputs.value.to(narrow)
         )
+    if watch is not None:
+        inputs = RuleInputs(*map(watch, inputs._fields, inputs))
     output, memory = gated_delta_rule(
         **inputs._asdict(),
         initial_state=memory,
         form=form,
     )
+    if watch is not None:
+        output = watch("read", output)
     return gated_norm(output, tokens.gate, weights, norm_eps), memory, conv_history
 
 

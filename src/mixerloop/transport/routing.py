@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from mixerloop.data.windows import Draw
 from mixerloop.intervals import bootstrap_ratio
+from mixerloop.model.lens import Address
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.model.sublayer import RoutedFFN
 from mixerloop.ops.caller_modes import torch_defaults
@@ -101,19 +101,11 @@ def routes_of(
     """The experts that every ffn with experts chooses, in each of its passes."""
     routes: Routes = defaultdict(list)
 
-    def note(number: int, ffn: RoutedFFN, inputs: tuple[Tensor, ...]) -> None:
-        routes[number].append(ffn.chosen_experts(inputs[0]))
+    def note(address: Address, experts: Tensor) -> None:
+        routes[address.occurrence.layer].append(experts)
 
-    handles = [
-        layer.ffn.register_forward_pre_hook(partial(note, number))
-        for number, layer in enumerate(model.layers)
-        if isinstance(layer.ffn, RoutedFFN)
-    ]
-    try:
-        check_finite(model.walk(model.embed(tokens), schedule).residual, what="residuals")
-    finally:
-        for handle in handles:
-            handle.remove()
+    walked = model.walk(model.embed(tokens), schedule, lens={"*.ffn.*.experts": note})
+    check_finite(walked.residual, what="residuals")
     return dict(routes)
 
 

@@ -1,5 +1,7 @@
 """A sparse mixture of experts: a router chooses, for each token, a few SwiGLU ffns out of many."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 from mixerloop.config import Form
 from mixerloop.kinds import ExpertsOptions
 from mixerloop.model.grouped_linear import GroupedLinear
+from mixerloop.model.lens import UNWATCHED, Axes, Look
 from mixerloop.model.projection import Projection
 from mixerloop.model.sublayer import Cost, CoupledLoss, Output, Place, RoutedFFN, State
 from mixerloop.ops.grouped_products import has_grouped_form
@@ -47,22 +50,22 @@ class Experts(RoutedFFN):
             )
             self.shared_down_proj = Projection(options.d_shared, place.d_model, form=place.form)
 
-    def forward(self, x: Float[Tensor, "batch seq d_model"], state: State | None = None) -> Output:
+    def forward(
+        self,
+        x: Float[Tensor, "batch seq d_model"],
+        state: State | None = None,
+        look: Look = UNWATCHED,
+    ) -> Output:
         """Each token by itself."""
         tokens = x.flatten(0, 1)
-        routed = self._route(tokens)
+        watch = None if look is UNWATCHED else partial(_look_by_window, look, x.shape[:2])
+        routed = self._route(tokens, watch)
         run = self._expert_by_expert if self.form == "definition" else self._all_at_once
         update = run(tokens, routed)
         if self.shared_gate_up_proj is not None and self.shared_down_proj is not None:
             hidden = swiglu(self.shared_gate_up_proj(tokens), form=self.form)
             update = update + self.shared_down_proj(hidden)
         return Output(update.view(x.shape), losses=self._losses(routed))
-
-    def chosen_experts(
-        self, x: Float[Tensor, "batch seq d_model"]
-    ) -> Int[Tensor, "batch seq chosen"]:
-        """The experts of each token."""
-        return self._route(x.flatten(0, 1)).experts.unflatten(0, x.shape[:2])
 
     def cost(self, prefix_tokens: int) -> Cost:
         """The router, the chosen experts and the shared one: not the experts that a token skips."""
@@ -83,15 +86,28 @@ class Experts(RoutedFFN):
         experts: Form = "torch" if is_grouped else "definition"
         return {"experts": experts, "swiglu": row_form(self.form)}
 
-    def _route(self, tokens: Tensor) -> Routed:
+    def points(self) -> dict[str, Axes]:
+        """What the router says; other experts get the weights that their own scores give."""
+        chosen = ("window", "token", "choice")
+        logits = ("window", "token", "expert")
+        return {"router_logits": logits, "experts": chosen, "expert_weights": chosen}
+
+    def _route(self, tokens: Tensor, watch: Callable[[str, Tensor], Tensor] | None) -> Routed:
         """Choose in float32 or wider: rounding would change which experts a token gets."""
         options = self.options
         with torch.autocast(tokens.device.type, enabled=False):
             logits = self.router(tokens.to(self.router.weight.dtype))
+        if watch is not None:
+            logits = watch("router_logits", logits)
         scores = logits.softmax(-1) if options.router == "softmax" else logits.sigmoid()
         weights, experts = scores.topk(options.num_chosen, dim=-1)
+        if watch is not None:
+            experts = watch("experts", experts)
+            weights = scores.gather(-1, experts)
         if options.normalise_weights:
             weights = weights / weights.sum(-1, keepdim=True)
+        if watch is not None:
+            weights = watch("expert_weights", weights)
         return Routed(experts, weights, logits, scores)
 
     def _expert_by_expert(self, tokens: Tensor, routed: Routed) -> Tensor:
@@ -133,3 +149,7 @@ class Experts(RoutedFFN):
         if options.router_z:
             losses["router_z"] = options.router_z * routed.logits.logsumexp(-1).square().mean()
         return losses or None
+
+
+def _look_by_window(look: Look, shape: torch.Size, point: str, of_tokens: Tensor) -> Tensor:
+    return look(point, of_tokens.unflatten(0, shape)).flatten(0, 1)

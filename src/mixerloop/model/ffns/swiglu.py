@@ -5,6 +5,7 @@ from torch import Tensor
 
 from mixerloop.config import Form
 from mixerloop.kinds import SwiGLUOptions
+from mixerloop.model.lens import UNWATCHED, Axes, Look
 from mixerloop.model.projection import Projection
 from mixerloop.model.sublayer import Cost, FFNModule, Output, Place, State
 from mixerloop.ops.native_library import row_form
@@ -24,9 +25,15 @@ class SwiGLU(FFNModule):
             options.d_ffn, place.d_model, bias=options.bias, form=place.form
         )
 
-    def forward(self, x: Float[Tensor, "batch seq d_model"], state: State | None = None) -> Output:
+    def forward(
+        self,
+        x: Float[Tensor, "batch seq d_model"],
+        state: State | None = None,
+        look: Look = UNWATCHED,
+    ) -> Output:
         """Each token by itself."""
-        return Output(self.down_proj(swiglu(self.gate_up_proj(x), form=self.form)))
+        hidden = look("hidden", swiglu(self.gate_up_proj(x), form=self.form))
+        return Output(self.down_proj(hidden))
 
     def cost(self, prefix_tokens: int) -> Cost:
         """Three matrices, whatever came before."""
@@ -37,3 +44,7 @@ class SwiGLU(FFNModule):
     def forms(self) -> dict[str, Form]:
         """SwiGLU has a native form and torch's."""
         return {"swiglu": row_form(self.form)}
+
+    def points(self) -> dict[str, Axes]:
+        """What the last projection reads."""
+        return {"hidden": ("window", "token", "d_ffn")}

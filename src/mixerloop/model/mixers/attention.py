@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mixerloop.config import Form
 from mixerloop.kinds import AttentionOptions
+from mixerloop.model.lens import UNWATCHED, Axes, Look
 from mixerloop.model.norm import RMSNorm
 from mixerloop.model.projection import Projection
 from mixerloop.model.rotary import Rotary, positions_after
@@ -57,7 +58,12 @@ class Attention(MixerModule):
         if options.rotary != "none":
             self.rotary = Rotary(self.d_head, base=options.rotary_base, pairs=options.rotary)
 
-    def forward(self, x: Float[Tensor, "batch seq d_model"], state: State | None = None) -> Output:
+    def forward(
+        self,
+        x: Float[Tensor, "batch seq d_model"],
+        state: State | None = None,
+        look: Look = UNWATCHED,
+    ) -> Output:
         """Mix tokens with those before them."""
         batch, seq, _ = x.shape
         query, key, value = self._heads(x)
@@ -73,7 +79,7 @@ class Attention(MixerModule):
         if old_keys.shape[2]:
             key = torch.cat([old_keys.to(dtype), key], dim=2)
             value = torch.cat([old_values.to(dtype), value], dim=2)
-        update = self._projected(self._read(query, key, value), x)
+        update = self._projected(self._read(query, key, value, look), x)
         return Output(update, AttentionState(*self._kept(key, value), num_tokens + seq))
 
     def context_off(
@@ -81,7 +87,7 @@ class Attention(MixerModule):
     ) -> Float[Tensor, "batch seq d_model"]:
         """The update when each token reads its own value."""
         value = self._heads(x)[2]
-        return self._projected(value.repeat_interleave(self.num_heads // self.num_kv_heads, 2), x)
+        return self._projected(self._for_queries(value, dim=2), x)
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> AttentionState:
         """No keys and no values; they grow with the tokens, up to the window."""
@@ -103,6 +109,10 @@ class Attention(MixerModule):
     def forms(self) -> dict[str, Form]:
         """Torch chooses its own kernel."""
         return {"attention": "torch"}
+
+    def points(self) -> dict[str, Axes]:
+        """How much of each key's value a query reads."""
+        return {"weights": ("window", "head", "query", "key")}
 
     def _heads(
         self, x: Tensor
@@ -127,6 +137,7 @@ class Attention(MixerModule):
         query: Float[Tensor, "batch heads seq d_head"],
         key: Float[Tensor, "batch kv_heads num_keys d_head"],
         value: Float[Tensor, "batch kv_heads num_keys d_head"],
+        look: Look,
     ) -> Read:
         """What each token reads; `key` and `value` also hold the tokens before the first query."""
         seq, num_keys = query.shape[2], key.shape[2]
@@ -141,7 +152,26 @@ class Attention(MixerModule):
             is_causal=is_causal,
             enable_gqa=self.num_kv_heads != self.num_heads,
         )
+        if look.sees("weights"):
+            weights = self._weights(query, key)
+            replaced = look("weights", weights)
+            if replaced is not weights:
+                read = replaced.to(value.dtype) @ self._for_queries(value, dim=1)
         return read.transpose(1, 2)
+
+    def _weights(
+        self,
+        query: Float[Tensor, "batch heads seq d_head"],
+        key: Float[Tensor, "batch kv_heads num_keys d_head"],
+    ) -> Float[Tensor, "batch heads seq num_keys"]:
+        """The weights of the values, which torch's kernels do not return."""
+        scores = query @ self._for_queries(key, dim=1).mT * self.d_head**-0.5
+        sees = self._mask(query.shape[2], key.shape[2], key.device)
+        return scores.masked_fill(~sees, -torch.inf).softmax(-1)
+
+    def _for_queries(self, heads: Tensor, *, dim: int) -> Tensor:
+        """Keys or values, once for each head of queries that reads them."""
+        return heads.repeat_interleave(self.num_heads // self.num_kv_heads, dim)
 
     def _mask(self, seq: int, num_keys: int, device: torch.device) -> Tensor:
         """Whether a query, one of the last `seq` tokens, sees a key."""

@@ -1,17 +1,21 @@
 """The DeltaNet mixer: a matrix memory that is corrected at every token, and never fades."""
 
+from typing import ClassVar
+
 from jaxtyping import Float
 from torch import Tensor
 
 from mixerloop.kinds import DeltaNetOptions
 from mixerloop.model.delta_mixer import DeltaMixer
-from mixerloop.model.linear_mixer import Prepared, RuleInputs, wide
+from mixerloop.model.linear_mixer import OF_HEADS, Prepared, RuleInputs, wide
 from mixerloop.model.projection import Projection
 from mixerloop.model.sublayer import Place, State
 
 
 class DeltaNet(DeltaMixer):
     """Short convolution, delta rule with a write strength for each head, output norm."""
+
+    gates: ClassVar = {"write_strength": OF_HEADS}
 
     def __init__(self, options: DeltaNetOptions, place: Place) -> None:
         super().__init__(options, place)

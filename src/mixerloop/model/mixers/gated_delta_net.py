@@ -11,6 +11,8 @@ from mixerloop.config import Form
 from mixerloop.draws import Draws
 from mixerloop.kinds import GatedDeltaNetOptions
 from mixerloop.model.decay_draws import draw_log_rates, draw_step_biases
+from mixerloop.model.lens import UNWATCHED, Axes, Look
+from mixerloop.model.linear_mixer import OF_HEADS, rule_points
 from mixerloop.model.norm import RMSNorm
 from mixerloop.model.projection import Projection
 from mixerloop.model.sublayer import WEIGHT_STD, Cost, MixerModule, Output, Place, State
@@ -51,7 +53,12 @@ class GatedDeltaNet(MixerModule):
         self.A_log = nn.Parameter(torch.empty(options.num_heads))
         self.dt_bias = nn.Parameter(torch.empty(options.num_heads))
 
-    def forward(self, x: Float[Tensor, "batch seq d_model"], state: State | None = None) -> Output:
+    def forward(
+        self,
+        x: Float[Tensor, "batch seq d_model"],
+        state: State | None = None,
+        look: Look = UNWATCHED,
+    ) -> Output:
         """Mix tokens with those before them."""
         memory, conv_history = (None, None) if state is None else state
         mixed, memory, conv_history = gated_delta_mixing(
@@ -62,8 +69,10 @@ class GatedDeltaNet(MixerModule):
             form=self.form,
             memory=memory,
             conv_history=conv_history,
+            watch=None if look is UNWATCHED else look,
         )
-        return Output(self.output_proj(mixed), GatedDeltaNetState(memory, conv_history))
+        state = GatedDeltaNetState(look("state", memory), conv_history)
+        return Output(self.output_proj(mixed), state)
 
     def context_off(
         self, x: Float[Tensor, "batch seq d_model"]
@@ -113,9 +122,17 @@ class GatedDeltaNet(MixerModule):
 
     def forms(self) -> dict[str, Form]:
         """The whole mixing as one native operator, or the rule alone in some form."""
-        if is_fused(self._weights(), largest_write=self.largest_write, form=self.form):
+        if self._is_fused():
             return {"gated_delta_mixing": "native"}
         return {"gated_delta_mixing": "torch", "gated_delta_rule": self.form}
+
+    def points(self) -> dict[str, Axes]:
+        """The rule's inputs and outputs; of the fused form only the memory after the last token."""
+        points = rule_points({"log_decay": OF_HEADS, "write_strength": OF_HEADS})
+        return {"state": points["state"]} if self._is_fused() else points
+
+    def _is_fused(self) -> bool:
+        return is_fused(self._weights(), largest_write=self.largest_write, form=self.form)
 
     def _projected(self, x: Tensor) -> Projected:
         return Projected(

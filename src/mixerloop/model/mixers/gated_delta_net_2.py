@@ -1,5 +1,7 @@
 """The Gated DeltaNet-2 mixer: a gate for each channel that erases and for each that writes."""
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,7 @@ from mixerloop.draws import Draws
 from mixerloop.kinds import GatedDeltaNet2Options
 from mixerloop.model.decay_draws import draw_log_rates, draw_step_biases
 from mixerloop.model.delta_mixer import DeltaMixer
-from mixerloop.model.linear_mixer import Prepared, RuleInputs, low_rank, wide
+from mixerloop.model.linear_mixer import OF_KEYS, Prepared, RuleInputs, low_rank, wide
 from mixerloop.model.projection import Projection
 from mixerloop.model.sublayer import Place, State
 from mixerloop.ops.gated_delta_rule import form_of_rule
@@ -20,6 +22,8 @@ LEAST_RATE = 1.0  # of exp(A_log), as in flash-linear-attention
 
 class GatedDeltaNet2(DeltaMixer):
     """As Kimi delta attention, with a gate for each channel that erases and each that writes."""
+
+    gates: ClassVar = {"log_decay": OF_KEYS, "erase_key": OF_KEYS}
 
     def __init__(self, options: GatedDeltaNet2Options, place: Place) -> None:
         super().__init__(options, place)

@@ -1,11 +1,13 @@
 """The gated linear attention mixer: a memory that only adds; each channel fades at its own rate."""
 
+from typing import ClassVar
+
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from mixerloop.kinds import GatedLinearAttentionOptions
-from mixerloop.model.linear_mixer import LinearMixer, Prepared, RuleInputs, low_rank, wide
+from mixerloop.model.linear_mixer import OF_KEYS, LinearMixer, Prepared, RuleInputs, low_rank, wide
 from mixerloop.model.norm import RMSNorm
 from mixerloop.model.projection import Projection
 from mixerloop.model.sublayer import Place, State
@@ -13,6 +15,8 @@ from mixerloop.model.sublayer import Place, State
 
 class GatedLinearAttention(LinearMixer):
     """Plain queries and keys, low-rank decays, output norm behind a SiLU gate."""
+
+    gates: ClassVar = {"log_decay": OF_KEYS}
 
     def __init__(self, options: GatedLinearAttentionOptions, place: Place) -> None:
         super().__init__(

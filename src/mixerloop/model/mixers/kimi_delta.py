@@ -1,5 +1,7 @@
 """The Kimi delta attention mixer: the delta rule with a decay for each channel of the keys."""
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,7 @@ from mixerloop.draws import Draws
 from mixerloop.kinds import KimiDeltaOptions
 from mixerloop.model.decay_draws import draw_log_rates, draw_step_biases
 from mixerloop.model.delta_mixer import DeltaMixer
-from mixerloop.model.linear_mixer import Prepared, RuleInputs, low_rank, wide
+from mixerloop.model.linear_mixer import OF_HEADS, OF_KEYS, Prepared, RuleInputs, low_rank, wide
 from mixerloop.model.projection import Projection
 from mixerloop.model.sublayer import Place, State
 
@@ -19,6 +21,8 @@ LEAST_RATE = 1.0  # of exp(A_log), as in flash-linear-attention
 
 class KimiDelta(DeltaMixer):
     """Short convolution, delta rule, output norm behind a sigmoid gate; low-rank decay and gate."""
+
+    gates: ClassVar = {"log_decay": OF_KEYS, "write_strength": OF_HEADS}
 
     def __init__(self, options: KimiDeltaOptions, place: Place) -> None:
         super().__init__(options, place)

@@ -1,5 +1,7 @@
 """The Mamba2 mixer: a memory that only adds; each head fades with its time step."""
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,7 @@ from mixerloop import draws as exact
 from mixerloop.draws import Draws
 from mixerloop.kinds import Mamba2Options
 from mixerloop.model.decay_draws import draw_step_biases
-from mixerloop.model.linear_mixer import LinearMixer, Prepared, RuleInputs, wide
+from mixerloop.model.linear_mixer import OF_HEADS, LinearMixer, Prepared, RuleInputs, wide
 from mixerloop.model.norm import RMSNorm
 from mixerloop.model.projection import Projection
 from mixerloop.model.short_convolution import ShortConvolution
@@ -19,6 +21,8 @@ from mixerloop.model.sublayer import Place, State
 
 class Mamba2(LinearMixer):
     """Short convolution with a bias, skip of the values, norm of heads together after the gate."""
+
+    gates: ClassVar = {"log_decay": OF_HEADS}
 
     def __init__(self, options: Mamba2Options, place: Place) -> None:
         super().__init__(

@@ -1,5 +1,7 @@
 """The retention mixer (RetNet): a memory that only adds; each head fades at a constant rate."""
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,7 @@ from torch import Tensor
 from mixerloop import draws as exact
 from mixerloop.draws import Draws
 from mixerloop.kinds import RetentionOptions
-from mixerloop.model.linear_mixer import LinearMixer, Prepared, RuleInputs, wide
+from mixerloop.model.linear_mixer import OF_HEADS, LinearMixer, Prepared, RuleInputs, wide
 from mixerloop.model.norm import RMSNorm
 from mixerloop.model.projection import Projection
 from mixerloop.model.rotary import Rotary, positions_after
@@ -18,6 +20,8 @@ from mixerloop.model.sublayer import Place, State
 
 class Retention(LinearMixer):
     """Rotary queries and keys, output norm behind a SiLU gate; it carries its number of tokens."""
+
+    gates: ClassVar = {"log_decay": OF_HEADS}
 
     def __init__(self, options: RetentionOptions, place: Place) -> None:
         super().__init__(
