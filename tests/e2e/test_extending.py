@@ -22,8 +22,14 @@ config = dataclasses.replace(
         ffn="squared_relu", d_squared=24, damping="mixer",
     ),
     data=dataclasses.replace(config.data, path="data/echo"),
+    train=dataclasses.replace(
+        config.train,
+        depth="powers(4)",
+        objective=type(config.train.objective).from_table({"kind": "short", "price": 0.1}),
+    ),
 )
 trained = mixerloop.train(config, "run")
+assert trained.last.parts.keys() == {"nll", "length"}
 subject = mixerloop.open_subject("run")
 assert subject.provenance().forms["running_mean"] == "torch"
 assert len(mixerloop.evaluate_task(subject).accuracy_by_group) == 10
@@ -36,7 +42,7 @@ assert "parameters" in PART_SECTIONS
 @pytest.mark.slow
 def test_the_examples_of_the_page_run_and_work_together(tmp_path):
     examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(examples) == 8
+    assert len(examples) == 10
     (tmp_path / "example.py").write_text("import dataclasses, sys\n" + "\n".join(examples) + THEN)
     (tmp_path / "config.toml").write_text(
         '[model]\npreset = "nano"\n[data]\npath = "data/echo"\n'
