@@ -2,6 +2,7 @@
 
 python benchmarks/kill_and_resume.py                # 20 kills
 python benchmarks/kill_and_resume.py --kills 5 --compute-dtype bfloat16
+python benchmarks/kill_and_resume.py --train 'depth = "uniform(1, 4)"'
 """
 
 import argparse
@@ -39,6 +40,7 @@ compute_dtype = "{compute_dtype}"
 evaluate_every = 7
 evaluate_windows = 32
 checkpoint_every = 5
+{train}
 """
 STARTING = 0.3  # share of the kills at any moment; the others come after a step of their session
 
@@ -49,6 +51,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--schedule", default="mixer_loop")
     parser.add_argument("--compute-dtype", default="float32")
+    parser.add_argument("--train", nargs="*", default=[], help="more lines of [train], in TOML")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -64,6 +67,7 @@ def same_after_kills(folder: Path, options: argparse.Namespace) -> bool:
             steps=options.steps,
             schedule=options.schedule,
             compute_dtype=options.compute_dtype,
+            train="\n".join(options.train),
         )
     )
     whole, killed = folder / "undisturbed", folder / "killed"

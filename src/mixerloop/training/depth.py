@@ -87,9 +87,9 @@ class Depths:
     def passes(self, step: int) -> tuple[int | None, int | None]:
         """The passes that a step trained, where they have a number, and those of validation.
 
-        None where every step has the same depth.
+        None where every step trains the model's own schedule.
         """
-        if self.is_fixed:
+        if self.is_fixed and self.depths[0].schedule == self.own:
             return None, None
         trained = self.depths[self.at(step)]
         validated = trained.schedule if self.shares else self.own
