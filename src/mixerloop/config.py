@@ -52,6 +52,7 @@ NormPlacement = Literal["pre", "post", "sandwich", "after_add"]
 `after_add` n(x + f(n x))."""
 UNITS = get_args(Unit)
 BUDGETS = ("steps", "tokens", "flops", "seconds")
+WARMUPS = ("warmup_steps", "warmup")
 
 Tables = dict[str, dict[str, Any]]
 """The sections of a config with their keys, as read from TOML."""
@@ -384,8 +385,12 @@ class TrainConfig:
     """Windows of one forward and backward on one rank; the rank's whole share by default."""
     peak_lr: float = 5e-4
     """Learning rate after the warm-up; a cosine takes it to zero."""
+    embedding_lr: float | None = None
+    """Learning rate of the embedding and the head after the warm-up; by default peak_lr."""
     warmup_steps: int = 1000
     """Updates until the peak; cut to half of a budget that is too short for them."""
+    warmup: float | None = None
+    """Share of the budget until the peak, in place of warmup_steps."""
     weight_decay: float = 0.1
     """Decay of matrices, filters and the embedding."""
     clip_norm: float = 1.0
@@ -442,7 +447,8 @@ class TrainConfig:
         for name, value in vars(self).items():
             if name != "seed" and isinstance(value, int | float) and value > LARGEST_NUMBER:
                 raise ValueError(f"train.{name} must be at most {LARGEST_NUMBER:g}")
-        for name in (*given, "peak_lr", "clip_norm"):
+        embedding = () if self.embedding_lr is None else ("embedding_lr",)
+        for name in (*given, "peak_lr", "clip_norm", *embedding):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"train.{name} must be above 0, got {getattr(self, name)}")
         if self.global_batch > LARGEST_SIZE:
@@ -458,6 +464,8 @@ class TrainConfig:
         ):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"train.{name} must be at least 1, got {value}")
+        if self.warmup is not None and not 0 <= self.warmup <= 1:
+            raise ValueError(f"train.warmup must be a share from 0 to 1, got {self.warmup}")
         self._check_depth()
 
     def _check_depth(self) -> None:
@@ -484,6 +492,8 @@ class TrainConfig:
     def table(self) -> dict[str, Any]:
         """The section `[train]` with every key."""
         keys = {key.name: getattr(self, key.name) for key in dataclasses.fields(self)}
+        if self.warmup is not None:
+            del keys["warmup_steps"]
         return keys | {"objective": self.objective.table()}
 
     @property
@@ -592,6 +602,8 @@ def run_config(
         table = tables[section]
         if section == "train" and isinstance(table, dict) and keys.keys() & set(BUDGETS):
             table = {key: value for key, value in table.items() if key not in BUDGETS}
+        if section == "train" and isinstance(table, dict) and keys.keys() & set(WARMUPS):
+            table = {key: value for key, value in table.items() if key not in WARMUPS}
         if section == "data" and isinstance(table, dict) and "path" in keys:
             table = _without("prepare", table)  # it makes the file's folder, not this one
         if section != "model" and isinstance(table, dict):
@@ -663,6 +675,8 @@ def _check_warmup(tables: Sequence[dict[str, Any]]) -> None:
         given = table.get("train")
         if not isinstance(given, dict):
             continue
+        if all(given.get(key) is not None for key in WARMUPS):
+            raise ValueError("train: give one of warmup_steps and warmup; both are given")
         warmup = given.get("warmup_steps", None if "steps" in given else warmup)
         steps = given.get("steps", steps)
         if isinstance(steps, int) and isinstance(warmup, int) and warmup > steps:
@@ -672,7 +686,7 @@ def _check_warmup(tables: Sequence[dict[str, Any]]) -> None:
 
 
 def with_fitting_warmup(config: RunConfig) -> RunConfig:
-    """Cut a warm-up that is longer than the run to half of the run's steps."""
+    """Cut a warm-up in steps that is longer than the run to half of the run's steps."""
     train = config.train
     if train is None or train.steps is None or train.warmup_steps <= train.steps:
         return config

@@ -7,6 +7,8 @@ from mixerloop.model.looped_lm import LoopedLM
 
 BETAS = (0.9, 0.95)
 EPS = 1e-8
+EMBEDDING = ("embedding.weight", "head.weight")
+"""What a rate of their own is for; tied, the first is both."""
 
 
 def decays(model: LoopedLM) -> dict[str, bool]:
@@ -18,20 +20,26 @@ def decays(model: LoopedLM) -> dict[str, bool]:
     return {name: parameter.ndim >= 2 for name, parameter in model.named_parameters()}
 
 
-def make_optimizer(model: LoopedLM, *, peak_lr: float, weight_decay: float) -> AdamW:
-    """AdamW over all trained parameters, in the model's order within each group."""
-    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+def make_optimizer(
+    model: LoopedLM, *, peak_lr: float, weight_decay: float, embedding_lr: float | None = None
+) -> AdamW:
+    """AdamW over all trained parameters, in the model's order within each group.
+
+    The `scale` of a group is its share of the learning rate.
+    """
+    groups: dict[str, list[nn.Parameter]] = {"decays": [], "stays": [], "embedding": []}
     decay = decays(model)
     for name, parameter in model.named_parameters():
+        own_rate = embedding_lr is not None and name in EMBEDDING
         if parameter.requires_grad:
-            groups[decay[name]].append(parameter)
-    return AdamW(
-        [
-            {"params": groups[True], "weight_decay": weight_decay},
-            {"params": groups[False], "weight_decay": 0.0},
-        ],
-        lr=peak_lr,
-        betas=BETAS,
-        eps=EPS,
-        fused=True,
-    )
+            groups["embedding" if own_rate else "decays" if decay[name] else "stays"].append(
+                parameter
+            )
+    made = [
+        {"params": groups["decays"], "weight_decay": weight_decay, "scale": 1.0},
+        {"params": groups["stays"], "weight_decay": 0.0, "scale": 1.0},
+    ]
+    if embedding_lr is not None:
+        scale = embedding_lr / peak_lr
+        made.append({"params": groups["embedding"], "weight_decay": weight_decay, "scale": scale})
+    return AdamW(made, lr=peak_lr, betas=BETAS, eps=EPS, fused=True)

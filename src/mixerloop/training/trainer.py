@@ -87,9 +87,8 @@ class Trainer:
             parallel=train.parallel,
             may_skip=bool(recipe.weights.late),
         )
-        self.optimizer = make_optimizer(
-            self.model, peak_lr=train.peak_lr, weight_decay=train.weight_decay
-        )
+        rates = {"peak_lr": train.peak_lr, "embedding_lr": train.embedding_lr}
+        self.optimizer = make_optimizer(self.model, weight_decay=train.weight_decay, **rates)
         position = checkpoints.restore(folder, self.model, self.optimizer, late=recipe.weights.late)
         if folder != runs.checkpoint_folder(run, position.step) or position.seed != train.seed:
             raise ValueError(f"{folder}: its position is not that of this run at this step")
@@ -238,7 +237,7 @@ class Trainer:
         torch.manual_seed(step_seed(train.seed, self.step, ranks.rank))
         rate = rate_of_step(train, self.budget, step=self.step, seconds=self.spent)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["scale"]
         if self.budget.seconds is not None:
             self.depths.reaches(self.step, self.spent / self.budget.seconds)
         self.optimizer.zero_grad()
