@@ -84,6 +84,9 @@ def check_taps(schedule: Schedule, taps: Taps, context_off: Collection[Occurrenc
         raise TypeError(f"context_off must be a collection of occurrences, got {context_off!r}")
     if not isinstance(taps, Mapping) or not all(isinstance(key, tuple) for key in taps):
         raise TypeError(f"taps must map an occurrence and a point to a function, got {taps!r}")
+    for address, tap in taps.items():
+        if not callable(tap):
+            raise TypeError(f"taps must map to functions, got {tap!r} for {address}")
     known = set(schedule)
     for occurrence in (*context_off, *(occurrence for occurrence, _ in taps)):
         if occurrence not in known:
