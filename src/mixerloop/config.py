@@ -626,7 +626,7 @@ def _check_warmup(tables: Sequence[dict[str, Any]]) -> None:
             continue
         warmup = given.get("warmup_steps", None if "steps" in given else warmup)
         steps = given.get("steps", steps)
-        if type(steps) is type(warmup) is int and warmup > steps:
+        if type(steps) is int and type(warmup) is int and warmup > steps:
             raise ValueError(
                 f"train.warmup_steps = {warmup:,} is more than the {steps:,} steps there are"
             )
