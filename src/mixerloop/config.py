@@ -260,6 +260,8 @@ def _kinds_in(role: str, given: Any) -> list[str]:
                 f"model.{role}: '{part.strip()}' is not a kind, nor a number of layers and a kind"
             )
         kinds += [name] * (int(count) if count else 1)
+    if not kinds:
+        raise ValueError(f"model.{role}: names no kind")
     return kinds
 
 
@@ -679,7 +681,7 @@ def _check_warmup(tables: Sequence[dict[str, Any]]) -> None:
             raise ValueError("train: give one of warmup_steps and warmup; both are given")
         warmup = given.get("warmup_steps", None if "steps" in given else warmup)
         steps = given.get("steps", steps)
-        if isinstance(steps, int) and isinstance(warmup, int) and warmup > steps:
+        if type(steps) is int and type(warmup) is int and warmup > steps:
             raise ValueError(
                 f"train.warmup_steps = {warmup:,} is more than the {steps:,} steps there are"
             )

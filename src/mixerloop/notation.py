@@ -17,6 +17,7 @@ from itertools import groupby
 from typing import Literal
 
 from mixerloop.messages import shortened
+from mixerloop.parsing import checked
 from mixerloop.schedule import (
     DEFAULT_NUM_PASSES,
     LOOPS,
@@ -36,6 +37,7 @@ Steps = tuple[tuple[int, Sublayer], ...]
 """(layer, sublayer) in execution order; the passes are counted at the end."""
 
 
+@checked
 def resolve(text: str, num_layers: int) -> Schedule:
     """A schedule for this many layers from notation or a name: `mixer_loop`, `mixer_loop(2)`."""
     if re.match(r"\s*[A-Za-z]{2,}_?[a-z]", text):
@@ -243,6 +245,7 @@ class _Repeat:
 _Nodes = tuple[Sublayer | _Repeat, ...]
 
 
+@checked
 def notation(schedule: Schedule) -> str:
     """The text of a schedule: loops where loops can express the schedule, addresses otherwise."""
     nodes = _loop_tree(schedule)

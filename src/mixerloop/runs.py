@@ -22,6 +22,8 @@ from mixerloop.files import CHECKPOINTS, CONTENTS, is_checkpoint_name, is_there,
 
 RUNS = Path("runs")
 """The default folder for new runs and studies."""
+MANIFEST = "manifest.json"
+"""The file of prepared data that no run has."""
 CONFIG = "config.toml"
 PROVENANCE = "provenance.json"
 SENTENCEPIECE_MODEL = "tokenizer.model"
@@ -72,6 +74,8 @@ def find_checkpoint(path: Path) -> Path:
     """The checkpoint that a path names: a checkpoint itself, or the newest checkpoint of a run."""
     if not path.exists():
         raise ValueError(f"{path}: there is no such run")
+    if is_there(path / MANIFEST):
+        raise ValueError(f"{path}: prepared data, and not a run")
     if is_there(path / CONTENTS):
         return path
     if is_checkpoint_name(path):

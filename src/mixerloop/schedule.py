@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mixerloop.parsing import checked
+
 Sublayer = Literal["mixer", "ffn"]
 Unit = Literal["mixer", "ffn", "block", "stack", "coda"]
 """What a pass goes round: a sublayer, a layer's mixer and ffn, the layers that the schedule repeats
@@ -46,31 +48,37 @@ def in_order(steps: Iterable[tuple[int, Sublayer]]) -> Schedule:
     return tuple(schedule)
 
 
+@checked
 def no_loop(num_layers: int) -> Schedule:
     """Every layer once: the mixer, then the ffn."""
     return full_loop(num_layers, 1)
 
 
+@checked
 def mixer_loop(num_layers: int, num_passes: PassCounts) -> Schedule:
     """In each layer the mixer `num_passes` times, then the ffn once."""
     return _layer_by_layer(num_layers, num_passes, lambda n: ("mixer",) * n + ("ffn",))
 
 
+@checked
 def ffn_loop(num_layers: int, num_passes: PassCounts) -> Schedule:
     """In each layer the mixer once, then the ffn `num_passes` times."""
     return _layer_by_layer(num_layers, num_passes, lambda n: ("mixer",) + ("ffn",) * n)
 
 
+@checked
 def block_loop(num_layers: int, num_passes: PassCounts) -> Schedule:
     """In each layer mixer and ffn in turn, `num_passes` times, before the next layer."""
     return _layer_by_layer(num_layers, num_passes, lambda n: BLOCK * n)
 
 
+@checked
 def full_loop(num_layers: int, num_passes: int) -> Schedule:
     """The whole stack of layers, `num_passes` times."""
     return prelude_core_coda(num_prelude=0, num_core=num_layers, num_coda=0, num_passes=num_passes)
 
 
+@checked
 def prelude_core_coda(
     *, num_prelude: int, num_core: int, num_coda: int, num_passes: int
 ) -> Schedule:

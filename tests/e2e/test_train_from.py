@@ -82,7 +82,7 @@ def test_stopped_it_resumes_to_the_same_bits_without_its_parent(place, tmp_path)
     ("arguments", "parts"),
     [
         (["--from", "nix"], ["nix: there is no such run"]),
-        (["--from", "data"], ["data/config.toml: there is no such file"]),
+        (["--from", "data"], ["data: prepared data, and not a run"]),
         (
             ["--from", "base", "--model.vocab-size", 20],
             ["base: does not fit", "embedding.weight has the shape [12, 16]", "and [20, 16]"],

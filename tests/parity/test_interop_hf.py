@@ -18,7 +18,7 @@ import needs
 
 needs.package("transformers").or_skip()
 
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, DynamicCache, Trainer, TrainingArguments
 
 import mixerloop.interop.hf
 from mixerloop.interop.folders import export, read_exported
@@ -375,6 +375,25 @@ def test_bfloat16_weights_run(tmp_path, tiny):
 def test_what_is_not_understood_is_an_error(twin, wrong):
     tokens = tokens_of(twin.config.vocab_size)
     with pytest.raises((TypeError, ValueError)):
+        twin(**({"input_ids": tokens} | wrong))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"input_ids": [[1, 2]]}, "input_ids must be a tensor, got list"),
+        ({"input_ids": torch.tensor([1, 2])}, r"must be \[batch, seq\], got \(2,\)"),
+        ({"input_ids": torch.tensor([[1, 2]]).to_sparse()}, "input_ids must be a dense tensor"),
+        ({"attention_mask": "left"}, "attention_mask must be a tensor, got str"),
+        ({"past_key_values": "cache"}, "past_key_values: not a cache that this model made"),
+        ({"past_key_values": DynamicCache()}, "past_key_values: not a cache that this model made"),
+        ({"labels": torch.tensor([[1]])}, r"labels must be \(\d, \d+\), got \(1, 1\)"),
+    ],
+)
+@pytest.mark.usefixtures("shapes_unchecked")
+def test_a_wrong_argument_is_named(twin, wrong, message):
+    tokens = tokens_of(twin.config.vocab_size)
+    with pytest.raises((TypeError, ValueError), match=message):
         twin(**({"input_ids": tokens} | wrong))
 
 

@@ -43,6 +43,12 @@ def test_a_resolved_config_reads_back_as_the_same_model(name, tmp_path):
         ),
         ('[model]\npreset = "15m"\nschedule = "5x(A F)"', "has 5 layers; the model has 6"),
         ("[model]\nnum_layers = 3", "model.d_model is missing"),
+        ('[model]\npreset = "15m"\nmixer = []', "model.mixer: names no kind"),
+        ('[model]\npreset = "15m"\nconv_width = 2000', "conv_width must be from 1 to 1,024"),
+        (
+            '[model]\npreset = "15m"\npass_damping = { unit = "mixer", share = inf }',
+            "model.pass_damping.share must be finite, got inf",
+        ),
         ("model = 3", "model must be a table, got 3"),
         ("", "model is missing"),
         ("[model", "not a config in TOML"),

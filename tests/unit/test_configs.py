@@ -93,6 +93,7 @@ def test_an_override_takes_the_place_of_what_the_file_says(tmp_path):
         ("train", {"tokens": 5}, "steps and tokens are given"),
         ("train", {"stepz": 5}, "train: unknown key stepz; did you mean steps?"),
         ("train", {"steps": 0}, "train.steps must be above 0, got 0"),
+        ("train", {"steps": True, "warmup_steps": 2}, "train.steps = True: bool is not"),
         (
             "train",
             {"steps": 20, "warmup_steps": 30},

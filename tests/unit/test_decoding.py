@@ -165,8 +165,8 @@ def test_decoding_under_another_schedule_is_asked_for(tiny, tokens):
         ),
         (lambda m, s: s.select(torch.tensor([2])), "rows must name some of 2 sequences"),
         (lambda m, s: s.select(torch.tensor([-1])), "rows must name some of 2 sequences"),
-        (lambda m, s: s.select(torch.tensor([True])), "rows must be a list of int32 or int64"),
-        (lambda m, s: s.fork(0), "rows must name some of 2 sequences"),
+        (lambda m, s: s.select(torch.tensor([True])), "rows must be int32 or int64"),
+        (lambda m, s: s.fork(0), "num must be at least 1, got 0"),
         (
             lambda m, s: prefill(m, torch.zeros(2, 3, dtype=torch.int64), s, chunk_tokens=0),
             "chunk_tokens must be at least 1",
@@ -214,3 +214,25 @@ def test_values_of_another_width_and_larger_writes_have_one_meaning(
         for index in range(9):
             one, state = advance(model, tokens[:, index : index + 1], state)
             torch.testing.assert_close(one[:, 0], logits[:, index], rtol=0, atol=3e-4)
+
+
+@pytest.mark.usefixtures("shapes_unchecked")
+def test_wrong_arguments_of_decoding_are_named(tiny, tokens):
+    model = model_of(tiny)
+    state = start(model, batch=2)
+    row = tokens[:, :1]
+    for call, message in (
+        (lambda: prefill(model, tokens.tolist(), state), "tokens must be a tensor, got list"),
+        (lambda: advance(model, row.to_sparse(), state), "tokens must be a dense tensor"),
+        (lambda: advance(model, row, None), "state must be a DecodeState, got None"),  # pyright: ignore
+        (lambda: prefill(model, tokens, state, chunk_tokens="4"), "chunk_tokens must be int"),  # pyright: ignore
+        (lambda: state.select([0]), "rows must be a tensor, got list"),  # pyright: ignore
+    ):
+        with pytest.raises(TypeError, match=message):
+            call()
+    for call, message in (
+        (lambda: start(model, batch=0), "batch must be at least 1, got 0"),
+        (lambda: advance(model, row[0], state), r"tokens must be \[batch, seq\], got \(1,\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

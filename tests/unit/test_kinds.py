@@ -174,7 +174,7 @@ def test_a_model_with_a_careless_projection_is_not_shrunk(tiny):
         ({"mixer": "runing_mean"}, "unknown mixer 'runing_mean'; did you mean running_mean?"),
         ({"mixer": "swiglu"}, "unknown mixer 'swiglu'"),
         ({"mixer": ["running_mean", "toy_attention"]}, "2 kinds cannot take turns over 3 layers"),
-        ({"mixer": []}, "0 kinds cannot take turns over 3 layers"),
+        ({"mixer": []}, "model.mixer: names no kind"),
         ({"running_mean": {"d_mean": 3}}, "model.running_mean: no layer is of this kind"),
         ({"mixer": "running_mean", "running_mean": {"d_men": 3}}, "did you mean d_mean?"),
         ({"mixer": "running_mean", "num_heads": 3}, "unknown key num_heads"),

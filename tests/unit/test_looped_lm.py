@@ -397,15 +397,25 @@ def test_options_that_would_do_nothing_or_harm_are_refused(tiny, options, messag
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"tokens": None}, "tokens must be a tensor of int32 or int64, got NoneType"),
-        ({"tokens": [[1]]}, "tokens must be a tensor of int32 or int64, got list"),
-        ({"tokens": np.array([[1]])}, "tokens must be a tensor .*, got ndarray; torch.as_tensor"),
-        ({"positions": [0]}, "positions must be a tensor of int32 or int64, got list"),
+        ({"tokens": None}, "tokens must be a tensor, got NoneType"),
+        ({"tokens": [[1]]}, "tokens must be a tensor, got list"),
+        ({"tokens": np.array([[1]])}, "tokens must be a tensor, got ndarray; torch.as_tensor"),
+        (
+            {"tokens": torch.tensor([[1]]).to_sparse()},
+            "tokens must be a dense tensor",
+        ),
+        (
+            {"tokens": torch.nested.nested_tensor([torch.tensor([1])], layout=torch.jagged)},
+            "tokens must be a dense",
+        ),
+        ({"positions": torch.tensor([0]).to_sparse()}, "positions must be a dense tensor"),
+        ({"positions": [0]}, "positions must be a tensor, got list"),
         ({"schedule": "full_loop"}, "schedule must be a tuple of occurrences, got 'full_loop'"),
         ({"schedule": ("A", "F")}, "schedule must be a tuple of occurrences"),
         ({"context_off": "layer0.mixer.pass0"}, "context_off must be a collection of occurrences"),
         ({"context_off": 1}, "context_off must be a collection of occurrences, got 1"),
         ({"lens": {("a", "b"): print}}, "lens must map patterns of addresses to functions"),
+        ({"lens": {"*.input": 3}}, "lens must map patterns of addresses to functions"),
     ],
 )
 def test_arguments_of_wrong_types_are_named(tiny, wrong, message):

@@ -226,7 +226,7 @@ def test_a_subject_is_damped_round_what_its_schedule_repeats(tmp_path):
         assert subject.results is None
     with pytest.raises(ValueError, match="has no later pass to damp"):
         open_subject(tmp_path / "run", damping=0.5)
-    with pytest.raises(ValueError, match=r"^damping: the share .* finite, got nan"):
+    with pytest.raises(ValueError, match=r"^damping: share must be finite, got nan"):
         open_subject(tmp_path / "run", schedule="full_loop(2)", damping=math.nan)
 
 

@@ -161,7 +161,7 @@ def test_a_number_that_no_machine_can_serve_is_named(arguments, said, tmp_path):
     assert said in refused(*arguments, cwd=tmp_path)
 
 
-@pytest.mark.parametrize("key", ["d_model", "num_heads", "d_head", "d_ffn", "conv_width"])
+@pytest.mark.parametrize("key", ["d_model", "num_heads", "d_head", "d_ffn"])
 def test_a_size_that_does_not_fit_the_memory_is_named_with_its_value(key, tmp_path):
     config = tmp_path / "large.toml"
     config.write_text(f'[model]\npreset = "nano"\n{key} = {2**24}\n')

@@ -76,6 +76,12 @@ def test_a_text_asks_for_a_context_and_a_task_has_one(text, task):
             method(open_prepared(task))
 
 
+def test_a_split_that_data_does_not_have_is_named(text, task):
+    for folder in (text, task):
+        with pytest.raises(ValueError, match="unknown split 'test'; known: train, held_out"):
+            open_prepared(folder).windows("test", 39)  # pyright: ignore
+
+
 def test_tokenizer_and_fingerprint_tell_data_apart(text, task):
     tokens, synthetic = open_prepared(text), open_prepared(task)
     tokenizer = tokens.tokenizer()

@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from mixerloop import runs
+from mixerloop import prepare_hops, runs
 from mixerloop.files import check_can_hold, check_seal, locked, new_folder, seal_folder, write_file
 from mixerloop.provenance import collect_provenance
 
@@ -156,6 +156,12 @@ def test_a_lock_is_not_written_through_a_link(tmp_path):
 def test_a_path_without_a_checkpoint_is_refused(tmp_path, name, message):
     with pytest.raises(ValueError, match=message):
         runs.find_checkpoint(tmp_path / name)
+
+
+def test_prepared_data_in_place_of_a_run_is_named(tmp_path):
+    prepare_hops(tmp_path / "data")
+    with pytest.raises(ValueError, match="data: prepared data, and not a run"):
+        runs.find_checkpoint(tmp_path / "data")
 
 
 def test_provenance_names_code_versions_machine_and_what_the_caller_knows():

@@ -75,13 +75,39 @@ def test_few_documents_hold_out_the_share_that_was_asked(texts, share):
     assert train
 
 
-@pytest.mark.parametrize("characters", [100, 1_500, 7_000])
+@pytest.mark.parametrize("characters", [1_050, 1_500, 7_000])
 def test_a_small_text_holds_out_enough_for_an_interval(characters):
     texts = [text_of(characters)]
     train, held_out = splits(texts, settings_of(texts))
     assert len(held_out) >= 2
     assert 0.05 < sum(map(len, held_out)) / characters < 0.2
     assert len(train) > len(held_out)
+
+
+@pytest.mark.parametrize(
+    ("characters", "share", "fix"),
+    [
+        (
+            2_000,
+            1e-3,
+            "give a held_out_share from 0.1.* to 0.[89].*, or name files to hold out",
+        ),
+        (30_000, 1e-4, "give a held_out_share from 0.0067 to 0.9933, or"),
+        (30_000, 0.9999, "give a held_out_share from 0.0067 to 0.9933, or"),
+        (300, None, "give more text, or name files to hold out: held_out"),
+    ],
+)
+def test_a_share_that_would_cut_a_text_into_scraps_is_rejected(characters, share, fix):
+    with pytest.raises(ValueError, match=f"leaves a split with fewer than 200; {fix}"):
+        settings_of([text_of(characters)], share)
+
+
+@pytest.mark.parametrize("characters", [450, 2_000, 30_000])
+def test_the_smallest_share_that_is_accepted_makes_no_scraps(characters):
+    train, held_out = splits(texts := [text_of(characters)], settings_of(texts, 201 / characters))
+    assert len(held_out) >= 2
+    shortest = min(map(len, (*train, *held_out)))
+    assert shortest >= 45  # half of 100, the last block; white space at its ends is stripped
 
 
 def test_many_documents_are_whole_and_their_hash_decides():
@@ -104,10 +130,10 @@ def test_the_default_share_falls_as_the_text_grows():
     assert shares == [0.1, 0.1, 0.0131]
 
 
-@pytest.mark.parametrize("texts", [["x"], ["x"] * 9])
+@pytest.mark.parametrize("texts", [["x" * 250] * 2, ["x" * 150] * 9])
 def test_text_that_leaves_a_split_empty_is_rejected(texts):
     with pytest.raises(ValueError, match="cannot be divided into training and held-out text; give"):
-        settings_of(texts, 0.1)
+        settings_of(texts, 0.5)
 
 
 def test_files_without_text_are_rejected():

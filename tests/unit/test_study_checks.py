@@ -24,6 +24,7 @@ from mixerloop.studies.cells import check_cells, is_done
 from mixerloop.studies.overview import study_status
 from mixerloop.studies.plan import make_plan
 from mixerloop.studies.plan_checks import NAME_BYTES
+from mixerloop.studies.running import plan_study
 from mixerloop.studies.study import read_study
 from mixerloop.study_folder import STATE, record_of
 from small_model import training_file
@@ -192,12 +193,21 @@ TRANSPORT = 'measure = ["transport"]\n[parts.transport]\n'
             9,
             "no layer of this model has an ffn that chooses experts",
         ),
+        (TWO, 'measure = ["nll", "routing"]\n', 9, "routing: no arm repeats what this measures"),
+        (TWO, 'measure_in = { core = "bfloat16" }\n', 9, "core is not among the measures"),
     ],
 )
 def test_a_measure_that_cannot_succeed_is_rejected(planned, arms, more, line, named):
     with pytest.raises(ValueError, match=rf"study\.toml, line {line}: ") as caught:
         planned(arms, more)
     assert named in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_made_is_rejected_with_the_plan(planned, tmp_path):
+    planned(TWO)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="file: is a file, and results go into a folder"):
+        plan_study(tmp_path / "study.toml", out=tmp_path / "file")
 
 
 TEXT = """model = { vocab_size = 300 }

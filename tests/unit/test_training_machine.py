@@ -15,6 +15,7 @@ from mixerloop.ops import precision
 from mixerloop.training import core_share
 from mixerloop.training import speed as rates
 from mixerloop.training.metrics import JsonLines
+from mixerloop.training.parallel import joined
 from mixerloop.training.run_setup import begin, resumed_config, settled
 from mixerloop.training.trainer import Trainer
 from small_model import small_config
@@ -187,3 +188,10 @@ def test_a_device_is_found_or_named(choice, num_devices, found, monkeypatch):
             find_device(choice, option="device")
     else:
         assert find_device(choice, option="device") == torch.device(found)
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "LOCAL_RANK"])
+def test_a_number_of_torchrun_that_is_none_is_named(monkeypatch, name):
+    monkeypatch.setenv(name, "two")
+    with pytest.raises(ValueError, match=f"the environment has {name} = 'two'"), joined("cpu"):
+        pass

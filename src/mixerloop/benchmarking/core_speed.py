@@ -33,6 +33,7 @@ from mixerloop.model.accounting import account_model
 from mixerloop.model.initialization import fresh_model
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.notation import notation, resolve
+from mixerloop.parsing import checked
 from mixerloop.schedule import Schedule
 
 
@@ -81,6 +82,7 @@ class CoreBench:
         }
 
 
+@checked
 def bench_core(settings: CoreSettings | None = None) -> CoreBench:
     """Time CORE with shared prefixes against CORE with every sequence run whole."""
     settings = CoreSettings() if settings is None else settings

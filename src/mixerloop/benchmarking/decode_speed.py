@@ -13,6 +13,7 @@ from mixerloop.config import ModelConfig
 from mixerloop.model.decoding import advance, prefill, start
 from mixerloop.model.initialization import fresh_model
 from mixerloop.notation import resolve
+from mixerloop.parsing import checked
 
 PREFIXES = (64, 512, 1024, 2048, 8192)
 RECOMPUTED_PREFIX = 1024
@@ -59,6 +60,7 @@ class DecodeBench:
         return {**asdict(self.figures), "provenance": self.provenance}
 
 
+@checked
 def bench_decode(settings: DecodeSettings | None = None) -> DecodeBench:
     """Time the decoding of tokens after prefixes of different lengths."""
     settings = DecodeSettings() if settings is None else settings

@@ -21,6 +21,7 @@ from mixerloop.benchmarking.measure import Quartiles, Timing, check_close, inter
 from mixerloop.benchmarking.own_forms import NATIVE, NATIVE_BFLOAT16, NATIVE_BOUND, TOKENS, TORCH
 from mixerloop.benchmarking.peers.registry import PEERS
 from mixerloop.benchmarking.settings import OperatorSettings
+from mixerloop.parsing import checked
 
 Shape = tuple[int, int, int, int]
 Direction = Literal["forward", "forward_backward"]
@@ -111,6 +112,7 @@ class OperatorBench:
         return asdict(self)
 
 
+@checked
 def bench_operator(
     settings: OperatorSettings | None = None,
     progress: Callable[[OperatorCase], object] = lambda case: None,

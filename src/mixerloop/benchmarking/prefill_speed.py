@@ -17,6 +17,7 @@ from mixerloop.model.initialization import fresh_model
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.ops.precision import compute_in
+from mixerloop.parsing import checked
 
 LOOPS = ("no_loop", "mixer_loop", "full_loop")
 CHECKED_TOKENS = 80
@@ -53,6 +54,7 @@ class PrefillBench:
         return asdict(self)
 
 
+@checked
 def bench_prefill(
     settings: PrefillSettings | None = None,
     *,

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from mixerloop import paper
 from mixerloop.config import ComputeDtype, ComputeDtypeChoice, Device, FormChoice
-from mixerloop.parsing import one_of, suggest
+from mixerloop.parsing import checked, one_of, suggest
 
 MOST = 1_000_000
 """The largest number of a setting: a slip should not start a benchmark that never ends."""
 OPERATOR_SHAPES = ("15m", "110m", "square", "long", "channels", "token")
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class OperatorSettings:
     """The forms of the gated delta rule beside those of other packages."""
@@ -38,6 +39,7 @@ class OperatorSettings:
                 raise ValueError(f"unknown shape '{name}'; {suggest(name, OPERATOR_SHAPES)}")
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class PrefillSettings:
     """Prompts read under each loop."""
@@ -66,6 +68,7 @@ class PrefillSettings:
             _check_positive(batches=batch)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class DecodeSettings:
     """Tokens decoded after prefixes of different lengths."""
@@ -82,6 +85,7 @@ class DecodeSettings:
         _check_positive(repeats=self.repeats)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
     """Training steps against their matrix products."""
@@ -110,6 +114,7 @@ class TrainSettings:
         _check_some("loop", self.loops)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class TransportSettings:
     """Transport with shared walks against a forward pass for each policy."""
@@ -143,6 +148,7 @@ class TransportSettings:
             )
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class CoreSettings:
     """CORE with shared prefixes against CORE with every sequence run whole."""

@@ -19,7 +19,7 @@ from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.notation import resolve
 from mixerloop.ops.precision import choose_compute_dtype
 from mixerloop.ops.sliced_cross_entropy import SLICE_TOKENS
-from mixerloop.parsing import one_of
+from mixerloop.parsing import checked, one_of
 
 Product = tuple[int, int, int]
 """The sizes of a matrix product: tokens, inputs, outputs."""
@@ -56,6 +56,7 @@ class TrainBench:
         return asdict(self)
 
 
+@checked
 def bench_train(
     settings: TrainSettings | None = None,
     *,

@@ -14,6 +14,7 @@ from mixerloop.data.windows import DrawnWindows
 from mixerloop.model.accounting import account_model
 from mixerloop.model.initialization import fresh_model, meta_model
 from mixerloop.notation import resolve
+from mixerloop.parsing import checked
 from mixerloop.transport.policies import (
     first_difference,
     intact,
@@ -62,6 +63,7 @@ class TransportBench:
         return {**asdict(self.figures), "provenance": self.provenance}
 
 
+@checked
 def bench_transport(settings: TransportSettings | None = None) -> TransportBench:
     """Time transport with shared walks against a forward pass for each policy."""
     settings = TransportSettings() if settings is None else settings

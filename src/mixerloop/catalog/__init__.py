@@ -12,7 +12,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from mixerloop.parsing import suggest
+from mixerloop.parsing import checked, suggest
 
 HOME = Path(__file__).parent
 CONFIGS, STUDIES = HOME / "configs", HOME / "studies"
@@ -79,11 +79,13 @@ def study_file(given: Path | str) -> Path:
     return _file(given, STUDIES, "study")
 
 
+@checked
 def config_text(name: str) -> str:
     """The text of a config of the catalog, as a start for a config of one's own."""
     return _named(name, CONFIGS, "config").read_text(encoding="utf-8")
 
 
+@checked
 def study_text(name: str) -> str:
     """The text of a study of the catalog, as a start for a study of one's own."""
     return _named(name, STUDIES, "study").read_text(encoding="utf-8")

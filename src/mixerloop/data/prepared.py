@@ -18,6 +18,7 @@ from mixerloop.data.tokenizer import Tokenizer
 from mixerloop.data.vocabulary import Vocabulary
 from mixerloop.data.windows import Draw, DrawnWindows, Windows
 from mixerloop.files import CONTENTS, SealedFile, is_there, read_json
+from mixerloop.parsing import checked
 
 
 @runtime_checkable
@@ -95,6 +96,7 @@ class Prepared(Protocol):
         ...
 
 
+@checked
 def open_prepared(folder: Path | str) -> Prepared:
     """Open a prepared folder: manifest and tokenizer are checked, and no token is read."""
     folder = Path(folder)

@@ -43,7 +43,7 @@ from mixerloop.files import (
 )
 from mixerloop.parsing import from_dict
 
-MANIFEST = "manifest.json"
+MANIFEST = runs.MANIFEST
 FORMAT = "mixerloop-tokens-1"
 DOC_BYTES = 16  # first token and hash of a document, uint64 each
 OPEN_SHARDS = 256  # a memory map uses a file handle, and a process may have about 1,000

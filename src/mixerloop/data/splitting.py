@@ -4,9 +4,11 @@ A document is held out when its hash is small, so copies of a text are always in
 With many documents the share that was asked says how small. With few documents that rule would hold
 out nothing, or far too much: long documents are first cut into blocks, every block is a document,
 and the limit of the hash is chosen to hold out the share that was asked, in characters of text.
+A share that would leave a split with less text than two small blocks is rejected.
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,8 +28,12 @@ HELD_OUT_BLOCKS = 32
 """The number of held-out blocks to aim for; from 20 documents on, intervals are trusted."""
 SMALLEST_BLOCK = 1000
 """Characters of a block, unless the smaller split is to have less text than two such blocks."""
+LEAST_BLOCK = 100
+"""Characters of the smallest block that a text is cut into: a sentence or two."""
 LEAST_HELD_OUT = 2
 """Held-out blocks where there are enough blocks; a single one gives no interval."""
+LEAST_SPLIT = LEAST_HELD_OUT * LEAST_BLOCK
+"""Characters of the smaller split; a share that gives less is rejected."""
 VOCAB_SIZE = 4096
 """Default size of a tokenizer that is trained on the source."""
 SMALLEST_VOCAB_SIZE = 512
@@ -139,8 +145,10 @@ def text_settings(
         return Settings(held_out_share=share, vocab_size=vocab_size)
     share = _small_share(extent) if held_out_share is None else held_out_share
     smaller_split = int(extent.characters * min(share, 1 - share))
+    if smaller_split < LEAST_SPLIT:
+        raise _too_small(extent, share)
     smallest = min(SMALLEST_BLOCK, smaller_split // LEAST_HELD_OUT)
-    size = max(1, smaller_split // HELD_OUT_BLOCKS, smallest)
+    size = max(smaller_split // HELD_OUT_BLOCKS, smallest)
     blocks = Settings(block_characters=size)
     return Settings(
         held_out_share=share,
@@ -179,7 +187,21 @@ def _fitting_vocab_size(extent: _Extent) -> int:
 
 def _small_share(extent: _Extent) -> float:
     share = min(SMALL_HELD_OUT_SHARE, HELD_OUT_CHARACTERS / extent.characters)
-    return round(max(HELD_OUT_SHARE, share), 4)
+    least = min(0.5, LEAST_SPLIT / extent.characters + 1e-4)  # not below it when rounded
+    return round(max(HELD_OUT_SHARE, share, least), 4)
+
+
+def _too_small(extent: _Extent, share: float) -> ValueError:
+    least = math.ceil(1e4 * LEAST_SPLIT / extent.characters) / 1e4
+    fix = (
+        f"give a held_out_share from {least:g} to {1 - least:g}"
+        if least <= 0.5
+        else "give more text"
+    )
+    return ValueError(
+        f"a held-out share of {share:g} of {extent.characters:,} characters of text leaves a split "
+        f"with fewer than {LEAST_SPLIT}; {fix}, or name files to hold out: held_out"
+    )
 
 
 def _limit(source: Source, share: float, blocks: Settings) -> int:

@@ -20,7 +20,7 @@ from mixerloop.data.tasks.task import Task, TaskSettings
 from mixerloop.data.vocabulary import Vocabulary, task_files
 from mixerloop.data.windows import Draw, DrawnWindows, check_samples
 from mixerloop.files import SealedFile, json_text, new_folder, write_file
-from mixerloop.parsing import from_dict, suggest
+from mixerloop.parsing import checked, from_dict, one_of, suggest
 
 
 def format_of(name: str) -> str:
@@ -87,16 +87,19 @@ class TaskFolder:
         """Empty: sequences are drawn when they are read."""
         return ()
 
+    @checked
     def windows(self, split: Split, context: int | None) -> Task:
         """The sequences of a split."""
         self._check(context)
-        return self.kind(self.settings, split)
+        return self.kind(self.settings, one_of(Split, split, "split"))
 
+    @checked
     def held_out(self, context: int | None) -> HeldOutTask:
         """The answers of the held-out sequences."""
         self._check(context)
         return held_out_task(self.task)
 
+    @checked
     def draw(self, draw: Draw, *, context: int) -> DrawnWindows:
         """Held-out sequences; the predictions of their last answers are read."""
         del context  # the length of a sequence is fixed

@@ -20,6 +20,7 @@ from mixerloop.data.windows import (
     spread_positions,
 )
 from mixerloop.files import SealedFile
+from mixerloop.parsing import checked, one_of
 
 
 class TokenFolder:
@@ -67,16 +68,20 @@ class TokenFolder:
             )
         )
 
+    @checked
     def windows(self, split: Split, context: int | None) -> TokenWindows:
         """The whole windows of a split; the caller checks `sealed_files`, before or meanwhile."""
+        one_of(Split, split, "split")
         tokens = TokenSplit(self.folder, split, hashes_shards=False)
         return TokenWindows(tokens, self._checked(context))
 
+    @checked
     def held_out(self, context: int | None) -> HeldOutText:
         """Every held-out token but the first."""
         split = TokenSplit(self.folder, "held_out")
         return held_out_text(split, self.tokenizer(), context=self._checked(context))
 
+    @checked
     def draw(self, draw: Draw, *, context: int) -> DrawnWindows:
         """Held-out windows; predictions are read at positions spread over their second half."""
         positions = spread_positions(context, draw.num_positions)

@@ -7,6 +7,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
+from mixerloop.parsing import checked
+
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decodes from bytes that are not yet a character
 
 
@@ -24,10 +26,12 @@ class Tokenizer(ABC):
     eos_id: int
     """The end token; -1 if there is none."""
 
+    @checked
     def encode(self, text: str) -> list[int]:
         """The tokens of a document: the start token, if there is one, then the text."""
         return self.encode_all([text])[0]
 
+    @checked
     def encode_all(self, texts: list[str]) -> list[list[int]]:
         """The tokens of each document, computed on all cores."""
         try:
@@ -38,6 +42,7 @@ class Tokenizer(ABC):
         start = [self.bos_id] if self.bos_id >= 0 else []
         return [start + ids for ids in self._encoded(texts)]
 
+    @checked
     def decode(self, ids: list[int]) -> str:
         """The text of token ids; bytes that are not yet a character show as U+FFFD."""
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:

@@ -8,8 +8,10 @@ from mixerloop.data.json_tokenizer import JsonTokenizer
 from mixerloop.data.sentencepiece_tokenizer import SentencePieceTokenizer
 from mixerloop.data.tokenizer import Tokenizer
 from mixerloop.files import CONTENTS, is_there, read_file, sealed_files
+from mixerloop.parsing import checked
 
 
+@checked
 def open_tokenizer(path: Path | str) -> Tokenizer:
     """The tokenizer of a file, prepared data, a run, a checkpoint or a folder of `transformers`."""
     path = Path(path)

@@ -80,7 +80,7 @@ def import_run(
     schedule: str | None = None,
     layers: Sequence[int] | None = None,
     tokenizer: Path | str | None = None,
-    ignore_keys: Collection[str] = (),
+    ignore_keys: Sequence[str] = (),
 ) -> ImportedRun:
     """Make a run from a pretrained or released folder, a GGUF file, or what `export_run` wrote.
 

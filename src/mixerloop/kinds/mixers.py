@@ -5,6 +5,7 @@ from typing import Literal
 
 from mixerloop.kinds.registry import Kind, check_size, register
 
+MOST_CONV_WIDTH = 1024  # far wider than any short convolution; its time grows with the width
 RotaryPairs = Literal["half", "interleaved"]
 """The channels that turn together: the halves of a head (Llama), or neighbours (GPT-J)."""
 
@@ -26,8 +27,9 @@ class DeltaRuleOptions:
 
     def __post_init__(self) -> None:
         """Reject impossible sizes."""
-        for name in ("num_heads", "d_head", "conv_width"):
+        for name in ("num_heads", "d_head"):
             check_size(name, getattr(self, name))
+        check_size("conv_width", self.conv_width, most=MOST_CONV_WIDTH)
         if self.d_value is not None:
             check_size("d_value", self.d_value)
 
@@ -147,8 +149,9 @@ class Mamba2Options:
 
     def __post_init__(self) -> None:
         """Reject impossible sizes, and groups of unequal size."""
-        for name in ("num_heads", "d_head", "d_state", "num_groups", "conv_width"):
+        for name in ("num_heads", "d_head", "d_state", "num_groups"):
             check_size(name, getattr(self, name))
+        check_size("conv_width", self.conv_width, most=MOST_CONV_WIDTH)
         if self.num_heads % self.num_groups:
             raise ValueError(
                 f"num_groups must divide num_heads = {self.num_heads}, got {self.num_groups}"

@@ -39,7 +39,7 @@ class PassDampingOptions:
     def __post_init__(self) -> None:
         """Reject a share that is no finite number."""
         if not float("-inf") < self.share < float("inf"):
-            raise ValueError(f"the share that a pass keeps must be finite, got {self.share}")
+            raise ValueError(f"share must be finite, got {self.share}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,5 +62,7 @@ def kind_of(name: str, role: Role) -> Kind:
 
 def check_size(name: str, value: int, *, most: int = LARGEST_SIZE) -> None:
     """Reject a size that no model can have."""
+    if not isinstance(value, int):
+        raise TypeError(f"{name} must be int, got {value!r}")
     if not 1 <= value <= most:
         raise ValueError(f"{name} must be from 1 to {most:,}, got {value}")

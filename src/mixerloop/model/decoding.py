@@ -13,10 +13,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mixerloop.model.looped_lm import ID_DTYPES, LoopedLM
+from mixerloop.model.looped_lm import LoopedLM, check_ids
 from mixerloop.model.sublayer import State
 from mixerloop.model.walk import States
 from mixerloop.ops.threads import worthwhile_threads
+from mixerloop.parsing import checked
 from mixerloop.schedule import Schedule
 
 PREFILL_TOKENS = 2048
@@ -35,14 +36,18 @@ class DecodeState:
     macs_per_token: int
     """Multiply-adds with weights, the head's among them."""
 
+    @checked
     def fork(self, num: int) -> "DecodeState":
         """Each sequence `num` times, copies side by side."""
+        if num < 1:
+            raise ValueError(f"num must be at least 1, got {num}")
         return self.select(torch.arange(self.batch).repeat_interleave(num))
 
     def select(self, rows: Int[Tensor, " num"]) -> "DecodeState":
         """The sequences of these rows, in this order; a row may come more than once."""
-        if rows.ndim != 1 or rows.dtype not in ID_DTYPES:
-            raise ValueError(f"rows must be a list of int32 or int64, got {rows.dtype}")
+        check_ids("rows", rows)
+        if rows.ndim != 1:
+            raise ValueError(f"rows must be [num], got {tuple(rows.shape)}")
         if rows.numel() == 0 or bool(((rows < 0) | (rows >= self.batch)).any()):
             raise ValueError(f"rows must name some of {self.batch} sequences, got {rows.tolist()}")
         states = {
@@ -56,8 +61,11 @@ class DecodeState:
         return sum(tensor.nbytes for state in self.states.values() for tensor in state)
 
 
+@checked
 def start(model: LoopedLM, *, batch: int = 1, schedule: Schedule | None = None) -> DecodeState:
     """The state before the first token; a schedule other than the model's own is named here."""
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1, got {batch}")
     schedule = model.schedule if schedule is None else schedule
     weight = model.embedding.weight
     sublayers = {occurrence: model.sublayer(occurrence) for occurrence in schedule}
@@ -101,6 +109,7 @@ def feed(
     model: LoopedLM, tokens: Int[Tensor, "batch seq"], state: DecodeState
 ) -> tuple[Float[Tensor, "batch seq d_model"], DecodeState]:
     """Feed tokens; returns the residual, not yet read out, and the next state."""
+    _check(tokens, state)
     if tokens.shape[0] != state.batch:
         raise ValueError(f"tokens hold {tokens.shape[0]} sequences, the state {state.batch}")
     walked = model.walk(model.embed(tokens), state.schedule, states=state.states)
@@ -117,6 +126,7 @@ def advance(
     positions: Int[Tensor, "..."] | None = None,
 ) -> tuple[Float[Tensor, "batch positions vocab"], DecodeState]:
     """Feed tokens; returns logits at `positions` among them, or at all, and the next state."""
+    _check(tokens, state)
     with worthwhile_threads(tokens.numel() * state.macs_per_token):
         residual, after = feed(model, tokens, state)
         return model.read_out(residual, positions), after
@@ -131,6 +141,9 @@ def prefill(
     chunk_tokens: int = PREFILL_TOKENS,
 ) -> tuple[Float[Tensor, "batch vocab"], DecodeState]:
     """Feed a prompt piece by piece; returns the logits after its last token and the state."""
+    _check(tokens, state)
+    if not isinstance(chunk_tokens, int):
+        raise TypeError(f"chunk_tokens must be int, got {chunk_tokens!r}")
     if chunk_tokens < 1:
         raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
     residual = None
@@ -139,6 +152,15 @@ def prefill(
     if residual is None:
         raise ValueError("the prompt is empty")
     return model.read_out(residual, torch.tensor([-1], device=residual.device))[:, 0], state
+
+
+def _check(tokens: Tensor, state: DecodeState) -> None:
+    """`checked` would cost a token more than this."""
+    check_ids("tokens", tokens)
+    if tokens.ndim != 2:
+        raise ValueError(f"tokens must be [batch, seq], got {tuple(tokens.shape)}")
+    if not isinstance(state, DecodeState):
+        raise TypeError(f"state must be a DecodeState, got {state!r}; start(model) makes one")
 
 
 def _rebuild(state: State, tensors: list[Tensor]) -> State:

@@ -18,7 +18,7 @@ from mixerloop.model.grouped_linear import GroupedLinear
 from mixerloop.model.looped_lm import LoopedLM
 from mixerloop.model.memory import check_fits_memory, sizes_text
 from mixerloop.model.sublayer import WEIGHT_STD
-from mixerloop.parsing import one_of
+from mixerloop.parsing import checked, one_of
 from mixerloop.schedule import BLOCK, Schedule, Sublayer, num_passes_of
 
 MATRICES = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, GroupedLinear)
@@ -26,6 +26,7 @@ NORMS = (nn.RMSNorm, nn.LayerNorm, nn.GroupNorm)
 """Layers whose initial values are known: a normal draw or ones, and zero biases."""
 
 
+@checked
 def fresh_model(
     config: ModelConfig,
     *,

@@ -82,7 +82,9 @@ def addresses(
 
 def focus(lens: Lens, known: Sequence[Address]) -> Looks:
     """The watches of each occurrence; raises if a pattern matches no known address."""
-    if not isinstance(lens, Mapping) or not all(isinstance(pattern, str) for pattern in lens):
+    if not isinstance(lens, Mapping) or not all(
+        isinstance(pattern, str) and callable(watch) for pattern, watch in lens.items()
+    ):
         raise TypeError(f"lens must map patterns of addresses to functions, got {lens!r}")
     watches: dict[Occurrence, dict[str, list[Watch]]] = defaultdict(lambda: defaultdict(list))
     for pattern, watch in lens.items():

@@ -41,6 +41,7 @@ from mixerloop.ops.gated_delta_rule import choose_form
 from mixerloop.ops.linear import linear
 from mixerloop.ops.native_library import row_form
 from mixerloop.ops.precision import product_dtype
+from mixerloop.ops.rule_call import check_tensor
 from mixerloop.ops.sliced_cross_entropy import sliced_cross_entropy, token_losses
 from mixerloop.schedule import Occurrence, Schedule, Sublayer, num_passes_of
 
@@ -364,7 +365,7 @@ def _recomputed(run: Callable[..., T], residual: Tensor, *, may_draw: bool) -> T
 
 
 def _check_tokens(tokens: Tensor, vocab_size: int) -> None:
-    _check_ids("tokens", tokens)
+    check_ids("tokens", tokens)
     if tokens.ndim != 2 or 0 in tokens.shape:
         raise ValueError(
             f"tokens must be [batch, seq] with seq > 0 and batch > 0, got {tuple(tokens.shape)}"
@@ -386,19 +387,16 @@ def _checked_schedule(schedule: Schedule) -> Schedule:
     )
 
 
-def _check_ids(name: str, ids: Tensor) -> None:
-    if not isinstance(ids, Tensor):
-        raise TypeError(
-            f"{name} must be a tensor of int32 or int64, got {type(ids).__name__}; "
-            "torch.as_tensor makes one"
-        )
+def check_ids(name: str, ids: Tensor) -> None:
+    """Reject, by its name, an argument that holds no token ids or places."""
+    check_tensor(name, ids)
     if ids.dtype not in ID_DTYPES:
         raise ValueError(f"{name} must be int32 or int64, got {ids.dtype}")
 
 
 def _at(residual: Tensor, positions: Tensor) -> Tensor:
     batch, seq, d_model = residual.shape
-    _check_ids("positions", positions)
+    check_ids("positions", positions)
     if positions.ndim not in (1, 2) or (positions.ndim == 2 and positions.shape[0] != batch):
         raise ValueError(f"positions must be [num] or [{batch}, num], got {tuple(positions.shape)}")
     if not torch.compiler.is_compiling() and bool(((positions < -seq) | (positions >= seq)).any()):

@@ -34,7 +34,7 @@ from mixerloop.ops.chunked_linear_attention import chunked_linear_attention
 from mixerloop.ops.fla import fla_gated_delta_rule
 from mixerloop.ops.native import native_linear_attention, run_directly
 from mixerloop.ops.recurrent import recurrent_gated_delta_rule, recurrent_linear_attention
-from mixerloop.ops.rule_call import run_form
+from mixerloop.ops.rule_call import check_tensors, run_form
 from mixerloop.parsing import one_of
 
 HAVE_NATIVE = (None, "cpu", "meta")
@@ -114,10 +114,18 @@ def gated_delta_rule(
     form: FormChoice = "auto",
 ) -> tuple[Float[Tensor, "batch seq heads d_value"], Float[Tensor, "batch heads d_key d_value"]]:
     """Run the rule over a sequence; returns the outputs and the state after the last token."""
-    if form in ("auto", "native"):
+    if form in ("auto", "native") and log_decay is not None and write_strength is not None:
         done = run_directly(query, key, value, log_decay, None, write_strength, initial_state)
         if done is not None:
             return done
+    check_tensors(
+        query=query,
+        key=key,
+        value=value,
+        log_decay=log_decay,
+        write_strength=write_strength,
+        optional={"initial_state": initial_state},
+    )
     chosen = choose_form(form, value.device.type)
     if form == "auto":
         chosen = form_of_rule(chosen, "own", key.shape[-1])

@@ -27,7 +27,7 @@ from mixerloop.ops.fla import fla_linear_attention
 from mixerloop.ops.gated_delta_rule import choose_form, form_of_rule, gated_delta_rule
 from mixerloop.ops.native import BoundCall, native_linear_attention, run_directly
 from mixerloop.ops.recurrent import recurrent_linear_attention
-from mixerloop.ops.rule_call import run_form
+from mixerloop.ops.rule_call import check_tensor, check_tensors, run_form
 
 _FORMS: dict[Form, Callable[..., tuple[Tensor, Tensor]]] = {
     "definition": recurrent_linear_attention,
@@ -61,7 +61,10 @@ def linear_attention(
         done = run_directly(query, key, value, log_decay, erase_key, write_strength, initial_state)
         if done is not None:
             return done
+    optional = {"log_decay": log_decay, "erase_key": erase_key, "initial_state": initial_state}
+    check_tensors(query=query, key=key, value=value, optional=optional)
     if write_strength is not None:
+        check_tensor("write_strength", write_strength)
         if log_decay is None:
             log_decay = key.new_zeros(key.shape[:3], dtype=write_strength.dtype)
         return gated_delta_rule(
@@ -106,6 +109,9 @@ def bind_linear_attention(
     """
     if erase_key is not None and write_strength is not None:
         raise ValueError(ERASE_OR_WRITE)
+    optional = {"log_decay": log_decay, "erase_key": erase_key, "initial_state": initial_state}
+    optional["write_strength"] = write_strength
+    check_tensors(query=query, key=key, value=value, optional=optional)
     if in_place and initial_state is None:
         raise ValueError("in_place needs an initial state to overwrite")
     return BoundCall(

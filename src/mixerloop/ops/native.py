@@ -65,7 +65,10 @@ def run_directly(
     For a single token, what surrounds the kernel would take far longer than the kernel. So this is
     one pass over the inputs, and anything out of the ordinary is left to the long way round.
     """
-    call = _packed(query, key, value, log_decay, erase_key, write_strength, initial_state)
+    try:
+        call = _packed(query, key, value, log_decay, erase_key, write_strength, initial_state)
+    except AttributeError:  # an argument is no tensor, which the long way round names
+        return None
     if call is None:
         return None
     packed, dtype_number, num_threads, output, final_state = call

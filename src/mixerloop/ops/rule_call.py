@@ -1,6 +1,6 @@
 """What all forms of a rule share: inputs that fit together, and the types they are computed in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import reduce
 
 import torch
@@ -11,6 +11,23 @@ from mixerloop.config import Form
 TOKENS = ("query", "key", "value", "erase_key")
 """What a form that reads bfloat16 may be given in bfloat16; the rest is float32 or wider."""
 READ_BFLOAT16 = ("native", "fla")
+
+
+def check_tensor(name: str, given: object) -> None:
+    """Reject an argument that is no tensor with a number in every place, by name."""
+    if not isinstance(given, Tensor):
+        raise TypeError(
+            f"{name} must be a tensor, got {type(given).__name__}; torch.as_tensor makes one"
+        )
+    if given.layout is not torch.strided or given.is_nested:
+        raise TypeError(f"{name} must be a dense tensor, got a nested or sparse one")
+
+
+def check_tensors(*, optional: Mapping[str, object], **required: object) -> None:
+    """Reject arguments of an operator that are no dense tensors; an optional one may be None."""
+    for name, given in (*required.items(), *optional.items()):
+        if given is not None or name in required:
+            check_tensor(name, given)
 
 
 def run_form(
@@ -40,6 +57,9 @@ def _check(given: dict[str, Tensor]) -> None:
         if not tensor.is_floating_point():
             raise ValueError(f"{name} must be floating point, got {tensor.dtype}")
     key, value = given["key"], given["value"]
+    for name, tensor in given.items():
+        if tensor.device != value.device:
+            raise ValueError(f"{name} is on {tensor.device}, and value on {value.device}")
     if key.ndim != 4 or value.ndim != 4:
         raise ValueError("key and value must have the shape [batch, seq, heads, width]")
     batch, seq, heads, d_key = key.shape

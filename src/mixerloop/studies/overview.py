@@ -8,6 +8,7 @@ from typing import Any
 from mixerloop import runs
 from mixerloop.config import Documents
 from mixerloop.files import is_there
+from mixerloop.parsing import checked
 from mixerloop.studies.cells import CellState, state_of
 from mixerloop.study_folder import PLAN, folder_named, read_plan
 
@@ -37,6 +38,7 @@ class StudyStatus:
         return {"study": str(self.folder), "title": self.title, "cells": cells}
 
 
+@checked
 def study_status(folders: Sequence[Path | str] = ()) -> list[StudyStatus]:
     """The status of studies, or of all studies in runs/; changes no file.
 

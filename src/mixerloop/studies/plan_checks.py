@@ -36,6 +36,12 @@ def check_plan(file: StudyFile, cells: Sequence[Cell]) -> None:
                 with file.at(f"{file.place_of(cell.settings)}.arms", f"'{cell.arm}': "):
                     check_fits("its task", data.vocab_size, cell.config.model.vocab_size)
             check_measures(file, cell, cell.measure, data)
+    for part in file.study.parts:
+        taken = {name for cell in cells if cell.settings is part for name in cell.measure}
+        for name in part.measure:
+            if name not in taken:
+                reason = f"{name}: no arm repeats what this measures"
+                raise file.refused(f"{file.place_of(part)}.measure", reason)
     _check_budgets(file, [next(iter(models.values())) for models in variants.values()])
 
 

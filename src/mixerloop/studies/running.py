@@ -106,6 +106,7 @@ class StudyOutcome:
     """Cells and comparisons that failed; running the study again retries them."""
 
 
+@checked
 def plan_study(
     file: Path | str,
     *,
@@ -131,6 +132,7 @@ def plan_study(
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     chosen = _chosen(plan, cells)
     machine.keep_freed_memory()
+    check_can_hold(plan.folder)
     plan.check_unchanged()
     states = [cell_state(plan, cell) for cell in chosen]
     planned = PlannedStudy(
@@ -246,7 +248,6 @@ def _with_expected_seconds(planned: PlannedStudy) -> PlannedStudy:
 def _start(plan: Plan, given: dict[str, Sequence[Path]]) -> None:
     """Prepare the data, then reject cells that cannot be trained, then write the plan."""
     plan.folder.mkdir(parents=True, exist_ok=True)
-    check_can_hold(plan.folder)
     for part in plan.file.study.parts:
         prepare_data(plan, part, given)
     check_cells(plan)

@@ -307,6 +307,8 @@ def _check_measures(file: StudyFile, here: str, part: PartSettings) -> None:
             place = f"{here}.measure_in"
             reason = f"{place}: unknown key {name}; {suggest(name, MEASURES)}"
             raise file.refused(reason, reason)
+        if name not in part.measure:
+            raise file.refused(f"{here}.measure_in", f"{name} is not among the measures")
 
 
 def _check_prefill(file: StudyFile, prefill: PrefillSettings) -> None:

@@ -46,7 +46,7 @@ class Ranks:
     @property
     def is_first_of_machine(self) -> bool:
         """Whether no other rank on this machine checks the machine's copy of the data."""
-        return self.num_ranks == 1 or int(os.environ.get("LOCAL_RANK", "0")) == 0
+        return self.num_ranks == 1 or _count("LOCAL_RANK", "0") == 0
 
     def total(self, *values: float) -> list[float]:
         """Each value, summed over the ranks."""
@@ -87,12 +87,19 @@ class Ranks:
             dist.barrier()
 
 
+def _count(name: str, otherwise: str) -> int:
+    text = os.environ.get(name, otherwise)
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError(f"the environment has {name} = {text!r}, which torchrun sets to a number")
+    return int(text)
+
+
 @contextmanager
 def joined(device: Device) -> Iterator[Ranks]:
     """Join the process group that `torchrun` has started; without it, a single rank."""
-    num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    num_ranks = _count("WORLD_SIZE", "1")
     on_cuda = find_device(device, option="train.device").type == "cuda"
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    local_rank = _count("LOCAL_RANK", "0")
     where = torch.device("cuda", local_rank) if on_cuda else CPU
     if on_cuda:
         torch.cuda.set_device(where)

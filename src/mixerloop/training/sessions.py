@@ -103,7 +103,7 @@ def resume(
     _check_until(until)
     run = Path(run)
     if (run / runs.CONTENTS).exists():
-        raise ValueError(f"{run}: a checkpoint; name the run it belongs to")
+        raise ValueError(f"{run}: not a run; of a checkpoint, name the run it belongs to")
     if not run.is_dir():
         raise ValueError(f"{run}: there is no such run")
     if not (run / runs.CONFIG).is_file():

@@ -11,6 +11,7 @@ from mixerloop import runs
 from mixerloop.files import is_locked, is_there
 from mixerloop.history import last_record, read_history
 from mixerloop.parent_record import read_parent
+from mixerloop.parsing import checked
 from mixerloop.training.position import POSITION, read_position
 
 State = Literal["running", "finished", "stopped", "fresh", "damaged"]
@@ -38,6 +39,7 @@ class Status:
     problem: str | None = None
 
 
+@checked
 def list_runs(folder: Path | str = runs.RUNS) -> list[Status]:
     """The status of every run in a folder."""
     folder = Path(folder)

@@ -28,11 +28,13 @@ from mixerloop.interop.hf.configuration import (
 from mixerloop.interop.released_config import FFN, RESIDUAL, released_mixer
 from mixerloop.model.decay_draws import draw_log_rates, draw_step_biases
 from mixerloop.model.lens import Look
+from mixerloop.model.looped_lm import check_ids
 from mixerloop.model.passes import Passes
 from mixerloop.model.sublayer import Losses, Output, State
 from mixerloop.model.walk import walk
 from mixerloop.ops.gated_delta_mixing import MixingWeights, Projected, gated_delta_mixing
 from mixerloop.ops.gated_delta_rule import choose_form, form_of_rule
+from mixerloop.ops.rule_call import check_tensor
 from mixerloop.schedule import Occurrence, Sublayer
 
 LinearState = tuple[Tensor, Tensor]
@@ -317,7 +319,11 @@ class LoopedModel(LoopedPreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give input_ids or inputs_embeds, and not both")
+        if input_ids is not None:
+            check_ids("input_ids", input_ids)
         residual = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        if residual.ndim != 3:
+            raise ValueError(f"the batch must be [batch, seq], got {tuple(residual.shape[:-1])}")
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         mask = _needed_mask(attention_mask, residual)
@@ -426,6 +432,9 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
         logits = self.lm_head(hidden[:, positions])
         loss = None
         if labels is not None:
+            if labels.shape != logits.shape[:2]:
+                wanted = tuple(logits.shape[:2])
+                raise ValueError(f"labels must be {wanted}, got {tuple(labels.shape)}")
             loss = self.loss_function(
                 logits=logits,
                 labels=labels,
@@ -522,6 +531,7 @@ def _needed_mask(attention_mask: Tensor | None, residual: Tensor) -> Tensor | No
     """The checked mask, or None if no token is padding."""
     if attention_mask is None:
         return None
+    check_tensor("attention_mask", attention_mask)
     if attention_mask.shape != residual.shape[:2]:
         raise ValueError(
             f"attention_mask must be {tuple(residual.shape[:2])}, got {tuple(attention_mask.shape)}"
@@ -540,7 +550,7 @@ def _layer(cache: Cache | None, number: int) -> LinearAttentionLayer | None:
     """The part of a cache that belongs to a mixer occurrence."""
     if cache is None:
         return None
-    layer = cache.layers[number]
+    layer = next(iter(getattr(cache, "layers", [])[number:]), None)
     if not isinstance(layer, LinearAttentionLayer):
         raise ValueError("past_key_values: not a cache that this model made")
     return layer
