@@ -288,7 +288,7 @@ def test_every_point_is_that_of_the_walk_written_out(name, loop):
 
 @every_stack
 def test_a_replaced_activation_is_the_change_made_by_hand(name):
-    model = large_model(stack_config(name), form="torch", dtype=torch.float64)
+    model = large_model(config_of(name), form="torch", dtype=torch.float64)
     tokens, later = tokens_of(), [one for one in model.schedule if one.pass_index == 1]
     with torch.no_grad():
         whole = model.walk(model.embed(tokens), model.schedule).residual

@@ -1,7 +1,7 @@
 """`measure_routing`: how many tokens change their experts from pass to pass."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +55,7 @@ def measure_routing(
     new: dict[int, list[np.ndarray]] = defaultdict(list)
     for here, batch in batches_of(windows, subject.device):
         with compute_in(subject.compute_dtype, subject.device.type):
-            routes = routes_of(subject.model, batch.tokens, subject.schedule)
+            routes = routes_of(subject.model, batch.tokens, subject.schedule, layers)
         for layer in layers:
             new[layer].append(num_new_experts(torch.stack(routes[layer])).cpu().numpy())
         if progress is not None:
@@ -96,15 +96,19 @@ def repeated_layers(model: LoopedLM, schedule: Schedule) -> dict[int, RoutedFFN]
 
 @torch.inference_mode()
 def routes_of(
-    model: LoopedLM, tokens: Int[Tensor, "windows context"], schedule: Schedule
+    model: LoopedLM,
+    tokens: Int[Tensor, "windows context"],
+    schedule: Schedule,
+    layers: Iterable[int],
 ) -> Routes:
-    """The experts that every ffn with experts chooses, in each of its passes."""
+    """The experts that the ffns of these layers choose, in each of their passes."""
     routes: Routes = defaultdict(list)
 
     def note(address: Address, experts: Tensor) -> None:
         routes[address.occurrence.layer].append(experts)
 
-    walked = model.walk(model.embed(tokens), schedule, lens={"*.ffn.*.experts": note})
+    lens = {f"layer{layer}.ffn.*.experts": note for layer in layers}
+    walked = model.walk(model.embed(tokens), schedule, lens=lens)
     check_finite(walked.residual, what="residuals")
     return dict(routes)
 
