@@ -141,6 +141,7 @@ def test_a_budget_in_flops_counts_what_is_drawn(config, tmp_path, per):
     drawn = with_train(config, depth="uniform(1, 4)", depth_per=per, steps=None, flops=budget)
     opened = open_run(drawn)
     steps = opened.budget.steps
+    assert steps is not None
     counts = [opened.recipe.depths.counts(0, steps - late) for late in (0, 1)]
     spent = [float(np.dot(one, of)) * (39 if per == "sequence" else TOKENS) for one in counts]
     assert spent[1] < budget <= spent[0]
@@ -233,7 +234,7 @@ def test_truncation_is_the_full_gradient_of_a_walk_with_a_detach(tiny, schedule,
             "data": {"path": "x"},
             "train": {"steps": 1, "backprop": 2},
         }
-    ).train
+    ).for_training()[1]
     (depth,) = depths_of(model.config, train).depths
     objective = Loss(model, recompute=recompute)
     mine = gradient(model, objective(tokens, labels, depth=depth).total)
@@ -275,13 +276,15 @@ def test_sequences_with_depths_of_their_own_add_up(config):
     step = next(step for step in range(50) if len(set(drawn.of_sequences(step))) == 3)
     found = accumulate(engine, Batch(step, tokens.numpy(), labels.numpy()), computation)
     mine = {name: one.grad for name, one in model.named_parameters()}
-    alone = sum(
-        model.summed_nll(
-            model.walk(model.embed(tokens[[row]]), drawn.depths[number].schedule).residual[0],
-            labels[row],
-        )
-        for row, number in enumerate(drawn.of_sequences(step))
-    )
+    alone = torch.stack(
+        [
+            model.summed_nll(
+                model.walk(model.embed(tokens[[row]]), drawn.depths[number].schedule).residual[0],
+                labels[row],
+            )
+            for row, number in enumerate(drawn.of_sequences(step))
+        ]
+    ).sum()
     assert found.summed == pytest.approx(alone.item(), rel=1e-12)
     assert_same_gradient(mine, gradient(model, alone / labels.numel()))
 
@@ -357,5 +360,5 @@ def test_depths_are_read_from_toml(config):
         "data": {"path": "data"},
         "train": {"steps": 2, "depth": [[1, "2x(A F)"], [3, "2x(A4 F)"]], "backprop": 2},
     }
-    assert run_config(table).train.depth == ((1, "2x(A F)"), (3, "2x(A4 F)"))
+    assert run_config(table).for_training()[1].depth == ((1, "2x(A F)"), (3, "2x(A4 F)"))
     assert num_passes_of(resolve("2x(A4 F)", 2)) == 4

@@ -13,6 +13,7 @@ from mixerloop.kinds import KINDS, Kind, register
 from mixerloop.model.checkpoint import load_model
 from mixerloop.model.ffns.swiglu import SwiGLU
 from mixerloop.model.initialization import fresh_model, meta_model
+from mixerloop.model.lens import UNWATCHED
 from mixerloop.model.sublayer import Cost, FFNModule, Output, ffn_kind
 from mixerloop.training.checkpoints import optimizer_tensors, restore, save
 from mixerloop.training.loss import Loss
@@ -94,8 +95,8 @@ def test_weights_without_gradients_are_not_sharded():
 
 
 class Forgetful(SwiGLU):
-    def forward(self, x, state=None):
-        return super().forward(torch.nn.functional.dropout(x, 0.5), state)
+    def forward(self, x, state=None, look=UNWATCHED):
+        return super().forward(torch.nn.functional.dropout(x, 0.5), state, look)
 
 
 def test_recomputing_draws_the_same_random_numbers(tiny):

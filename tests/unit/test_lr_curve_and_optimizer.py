@@ -92,7 +92,7 @@ def test_a_warm_up_may_be_a_share_of_the_budget(tmp_path, hops_data):
     config = twelve_steps(hops_data, small_config(**SMALL, schedule="mixer_loop(2)"))
     go(tmp_path / "steps", config, until=4)
     shared = run_config(tomllib.loads(dump(config)), {"train": {"warmup": 2 / 12}})
-    assert "warmup_steps" not in shared.train.table()
+    assert "warmup_steps" not in shared.for_training()[1].table()
     assert run_config(tomllib.loads(dump(shared))) == shared
     go(tmp_path / "share", shared, until=4)
     assert_same_run(contents(tmp_path / "steps", 4), contents(tmp_path / "share", 4))

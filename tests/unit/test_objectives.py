@@ -85,7 +85,7 @@ def test_the_loss_of_every_pass_is_that_of_separate_forwards(tiny, schedule, rea
     every = EveryPass(EveryPassOptions(weights=(2.0, 5.0, 3.0), readout=readout))
     total, parts, _ = Loss(model)(tokens, labels, objective=every)
     losses = plain_losses(model, tokens, labels, readout)
-    wanted = sum(share * loss for share, loss in zip(shares, losses, strict=True))
+    wanted = torch.stack([share * loss for share, loss in zip(shares, losses, strict=True)]).sum()
     for number, loss in enumerate(losses):
         torch.testing.assert_close(parts[f"nll.pass{number}"], loss.detach(), rtol=SAME, atol=0)
     assert torch.equal(parts["nll"], parts["nll.pass2"])
@@ -192,7 +192,8 @@ def test_the_config_keeps_its_objective(config):
     tables = {"model": SMALL, "data": {"path": "x"}, "train": {"steps": 1}}
     given = tables | {"train": {"steps": 1, "objective": {"kind": "every_pass"}}}
     weights = {"train": {"objective": {"weights": "later"}}}
-    assert run_config(given, weights).train.objective == objective(weights="later")
+    train = run_config(given, weights).for_training()[1]
+    assert train.objective == objective(weights="later")
     kind = {"train": {"objective": {"kind": "next_token"}}}
     assert run_config(given, kind).train == run_config(tables).train
 

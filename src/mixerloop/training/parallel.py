@@ -131,6 +131,7 @@ class ParallelLoss:
         sublayers = [one for layer in loss.model.layers for one in (layer.mixer, layer.ffn)]
         self.couples_tokens = any(sublayer.couples_tokens for sublayer in sublayers)
         """Whether the model has losses whose statistics are of all tokens of a step."""
+        self.statistics_dtype = loss.model.dtype
         may_skip = may_skip or any(sublayer.may_skip_weights for sublayer in sublayers)
         if ranks.num_ranks == 1:
             loss.to(ranks.device)

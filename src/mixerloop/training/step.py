@@ -153,9 +153,9 @@ def _statistics(
                 weighted = value.double().cpu() * here.numel()
                 sums[key] = sums[key] + weighted if key in sums else weighted
                 counts[key] += here.numel()
-    like = next(iter(found.values()))
+    dtype = loss.statistics_dtype
     return {
-        key: (total / count).to(like)
+        key: (total / count).to(ranks.device, dtype)
         for key, (total, count) in ranks.summed(
             {key: (value, counts[key]) for key, value in sums.items()}
         ).items()
