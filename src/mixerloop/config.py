@@ -468,6 +468,10 @@ class TrainConfig:
                 raise ValueError(f"train.{name} must be at least 1, got {value}")
         if self.warmup is not None and not 0 <= self.warmup <= 1:
             raise ValueError(f"train.warmup must be a share from 0 to 1, got {self.warmup}")
+        if self.warmup is not None and self.seconds is not None:
+            raise ValueError(
+                "train.warmup: the updates of a budget in seconds are not known; give warmup_steps"
+            )
         self._check_depth()
 
     def _check_depth(self) -> None:
@@ -609,9 +613,7 @@ def run_config(
         if section == "data" and isinstance(table, dict) and "path" in keys:
             table = _without("prepare", table)  # it makes the file's folder, not this one
         if section != "model" and isinstance(table, dict):
-            if isinstance(table.get("objective"), dict) and "kind" not in keys.get("objective", {}):
-                keys = keys | {"objective": table["objective"] | keys.get("objective", {})}
-            tables[section] = table | keys
+            tables[section] = table | keys | _objective(table, keys)
     if base is not None:
         tables.setdefault("model", {})
     sections = {key.name for key in dataclasses.fields(RunConfig)}
@@ -623,6 +625,16 @@ def run_config(
     if isinstance(tables.get("model"), dict):
         tables["model"] = _model_table(tables["model"], overrides.get("model", {}), base)
     return with_fitting_warmup(from_dict(RunConfig, tables))
+
+
+def _objective(given: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
+    """The table `objective` with some keys changed; another kind has other options."""
+    before, changes = (table.get("objective") for table in (given, keys))
+    if not isinstance(before, dict) or not isinstance(changes, dict):
+        return {}
+    if changes.get("kind", before.get("kind")) != before.get("kind"):
+        return {}
+    return {"objective": before | changes}
 
 
 def _model_table(

@@ -63,8 +63,10 @@ class Description:
     """The cost of each schedule, by the names in `schedules`."""
     paper: PaperCost | None
     """The paper's figures for this size; None if the paper has no such size."""
-    training: tuple["DepthCost", ...] = ()
+    training: tuple[DepthCost, ...] = ()
     """What a token costs under each depth, where a config trains several."""
+    training_context: int = CONTEXT
+    """Tokens of the windows of that cost: the config's, or 1,024."""
 
     @property
     def expected_training_flops(self) -> float:
@@ -119,7 +121,8 @@ def describe(size: Path | str, *, schedules: Sequence[str] = ()) -> Description:
             for name, schedule in resolved.items()
         },
         paper=COST.get(str(size)),
-        training=_training(run_config),
+        training=_training(run_config, _context(run_config)),
+        training_context=_context(run_config),
     )
 
 
@@ -130,7 +133,11 @@ def _config(size: str) -> RunConfig:
     return RunConfig(model=model_of(path))
 
 
-def _training(run_config: RunConfig) -> tuple[DepthCost, ...]:
+def _context(run_config: RunConfig) -> int:
+    return (run_config.data and run_config.data.context) or CONTEXT
+
+
+def _training(run_config: RunConfig, context: int) -> tuple[DepthCost, ...]:
     """The cost of each depth, unless every step trains the model's own schedule."""
     if run_config.train is None or run_config.data is None:
         return ()
@@ -138,7 +145,7 @@ def _training(run_config: RunConfig) -> tuple[DepthCost, ...]:
     depths = recipe.depths
     if depths.is_fixed and depths.depths[0] == Depth(run_config.model.occurrences()):
         return ()
-    flops = recipe.flops_per_token(run_config.data.context or CONTEXT)
+    flops = recipe.flops_per_token(context)
     shares = recipe.shares_of_tokens(flops)
     return tuple(
         DepthCost(schedule=notation(depth.schedule), share=share, training_flops=cost)
@@ -232,6 +239,8 @@ def _training_table(described: Description) -> Table:
     table.add_column("trained schedule", overflow="fold", min_width=11)
     table.add_column("share of\ntokens", justify="right")
     table.add_column("MFLOP\n/token", justify="right")
+    table.caption = f"in windows of {described.training_context:,} tokens"
+    table.caption_justify = "left"
     for depth in described.training:
         name = shortened(depth.schedule, most=60)
         table.add_row(name, f"{depth.share:.1%}", f"{depth.training_flops / 1e6:,.2f}")

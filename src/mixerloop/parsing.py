@@ -121,11 +121,11 @@ def _typed_mapping(value: Any, hints: tuple[Any, Any], name: str) -> dict[Any, A
     return {key_type(key): _typed(item, item_type, f"{name}.{key}") for key, item in value.items()}
 
 
-def name_and_numbers(text: str) -> tuple[str, tuple[float, ...]]:
+def name_and_numbers(text: str, *, such_as: str = "") -> tuple[str, tuple[float, ...]]:
     """The parts of a text such as `geometric(0.3, 4)`; a name alone has no numbers."""
     match = re.fullmatch(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*", text)
     if match is None:
-        raise ValueError(f"'{text}' is not a name, such as fixed or uniform(1, 4)")
+        raise ValueError(f"'{text}' is not a name{f', such as {such_as}' if such_as else ''}")
     name, inside = match.groups()
     try:
         numbers = tuple(float(part) for part in (inside or "").split(",") if part.strip())

@@ -159,8 +159,8 @@ tokens, labels = generator.integers(50, size=(2, 8, 20))
 labels[:4][generator.random((4, 20)) < 0.9] = -100  # the first rank has few
 labels[5] = -100
 
-def config_of(ffn={"d_ffn": 48}, **train):
-    model = {**sizes, **ffn, "schedule": "full_loop(2)"}
+def config_of(ffn={"d_ffn": 48}, schedule="full_loop(2)", **train):
+    model = {**sizes, **ffn, "schedule": schedule}
     train = {"steps": 9, "global_batch": 8, **train}
     return run_config({"model": model, "data": {"path": "x"}, "train": train})
 
@@ -169,7 +169,10 @@ def step(ranks, parallel, micro_batch, config):
     model = fresh_model(config.model, seed=1).double()
     train_only(model, recipe.weights)
     late = bool(recipe.weights.late)
-    engine = ParallelLoss(Loss(model), ranks=ranks, parallel=parallel, may_skip=late)
+    engine = ParallelLoss(
+        Loss(model), ranks=ranks, parallel=parallel, may_skip=late,
+        settle={"objective": recipe.objective, "depth": recipe.depths.depths[-1]},
+    )
     share = 8 // ranks.num_ranks
     mine = slice(ranks.rank * share, (ranks.rank + 1) * share)
     computation = Computation(
@@ -188,6 +191,9 @@ CASES = {
     "batch": (config_of(depth="uniform(1, 5)"), ("ddp", "fsdp")),
     "some layers": (config_of(depth=[[1, "A@0.0 F@0.0"]], schedule_at=[]), ("ddp",)),
     "every pass": (config_of(objective={"kind": "every_pass", "readout": "coda"}), ("ddp", "fsdp")),
+    "own schedule aside": (
+        config_of(schedule="A@0.0 F@0.0", depth=[[1, "full_loop(2)"]]), ("ddp", "fsdp")
+    ),
     "truncated": (config_of(depth="uniform(3, 5)", backprop=2), ("ddp",)),
 }
 

@@ -23,7 +23,7 @@ from mixerloop.training.parallel import ParallelLoss, Ranks
 from mixerloop.training.run_setup import resumed_config
 from mixerloop.training.step import Computation, accumulate
 from small_model import SMALL, small_config
-from stacks import large_model
+from stacks import large_model, stack_config
 from training_sessions import (
     assert_same_run,
     contents,
@@ -96,6 +96,10 @@ def test_the_weights_of_rules():
         ("poisson(-1)", r"poisson\(mean, most\)"),
         ("uniform[1, 4]", "is not a name"),
         ("uniform(a, b)", "are not numbers"),
+        ("uniform(1, 1e9)", "numbers must be at most 1,000"),
+        ("poisson(inf)", "numbers must be at most 1,000"),
+        ("uniform(1, nan)", "numbers must be at most 1,000"),
+        ("fixed(3)", "fixed has no numbers"),
     ],
 )
 def test_a_depth_without_a_meaning_is_rejected(config, text, message):
@@ -222,6 +226,7 @@ def assert_same_gradient(mine, their):
         ("A F 4x(2x(A F)) A F", {"input_injection": "stack"}),
         ("A F 4x(2x(A F)) A F", {"pass_residual": "stack", "tied_head": False}),
         ("4x(3x(A F))", {"pass_norm": "stack"}),
+        ("4x(3x(A F))", {"input_injection": "stack", "tied_head": False}),
     ],
 )
 def test_truncation_is_the_full_gradient_of_a_walk_with_a_detach(tiny, schedule, keys, recompute):
@@ -247,6 +252,27 @@ def test_truncation_is_the_full_gradient_of_a_walk_with_a_detach(tiny, schedule,
     assert reached == trained_weights(model, [depth]).ever
     (whole,) = depths_of(model.config, replace(train, backprop=4)).depths
     assert whole == Depth(model.schedule)
+
+
+def test_statistics_are_of_the_parts_that_have_them(hops_data):
+    """The last part of a step may run no layer with experts."""
+    sparse = stack_config("experts", "full_loop(2)")
+    config = twelve_steps(hops_data, sparse)
+    gradients = []
+    for micro_batch in (4, 1):
+        model = large_model(sparse).double()
+        tokens, labels = batch_of(model)
+        drawn = depths(
+            config, depth=((1.0, "A@0.0 A@1.0"), (1.0, "full_loop(2)")), depth_per="sequence"
+        )
+        step = next(s for s in range(50) if len(set(drawn.of_sequences(s))) == 2)
+        computation = Computation(
+            micro_batch=micro_batch, compute_dtype="float32", ranks=Ranks(), depths=drawn
+        )
+        engine = ParallelLoss(Loss(model), ranks=Ranks(), parallel="ddp")
+        accumulate(engine, Batch(step, tokens.numpy(), labels.numpy()), computation)
+        gradients.append({name: one.grad for name, one in model.named_parameters()})
+    assert_same_gradient(*gradients)
 
 
 def test_only_a_stack_can_be_cut_off(config):
@@ -345,6 +371,18 @@ def test_a_resumed_run_keeps_its_depth(tmp_path, config):
         ({"depth": ((0.0, "2x(A F)"),)}, "weights must be above 0"),
         ({"depth": "uniform(1, 2)", "schedule_at": ((0.0, "2x(A F)"),)}, "give one"),
         ({"backprop": 0}, r"train\.backprop must be at least 1"),
+        ({"depth": ((1e308, "2x(A F)"), (1e308, "2x(A2 F)"))}, "sum of the weights is too large"),
+        ({"schedule_at": ((0.0, "2x(A F)"), (0.99, "full_loop(4)"))}, "gets none of the 12 steps"),
+        (
+            {"depth": "uniform(1, 4)", "depth_per": "sequence", "parallel": "fsdp"},
+            r"train\.parallel = fsdp .* train\.depth_per = sequence",
+        ),
+        ({"warmup": 0.1, "steps": None, "seconds": 2.0}, "give warmup_steps"),
+        (
+            {"depth": ((1.0, "A@0.0 F@0.0"), (1.0, "2x(A2 F)")), "schedule": "2x(A2 F)"}
+            | {"freeze": ("layers.0.*", "embedding*", "final_norm*")},
+            r"no parameter is left to train under A F",
+        ),
     ],
 )
 def test_depths_that_do_not_fit_are_rejected_before_a_run_begins(config, changes, message):

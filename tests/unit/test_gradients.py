@@ -40,7 +40,7 @@ def updated(config, batch, *, micro_batch, recompute=False, dtype=torch.float64)
     engine = ParallelLoss(Loss(model, recompute=recompute), ranks=Ranks(), parallel="ddp")
     optimizer = make_optimizer(model, peak_lr=1e-2, weight_decay=0.1)
     computation = Computation(micro_batch=micro_batch, compute_dtype="float32", ranks=Ranks())
-    summed, scored, _ = accumulate(engine, batch, computation)
+    summed, scored, *_ = accumulate(engine, batch, computation)
     norm = clip(list(model.parameters()), CLIP)
     gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     optimizer.step()

@@ -10,6 +10,7 @@ from mixerloop import config as configs
 from mixerloop.config import run_config
 from mixerloop.data.batches import Batch
 from mixerloop.kinds import EveryPassOptions, ObjectiveConfig, pass_shares
+from mixerloop.kinds.objectives import NextTokenOptions
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import meta_model
 from mixerloop.notation import notation, resolve
@@ -18,6 +19,8 @@ from mixerloop.training.depth import Depth
 from mixerloop.training.loss import Loss
 from mixerloop.training.metrics import Metrics, Timing, _charts
 from mixerloop.training.objectives.every_pass import EveryPass
+from mixerloop.training.objectives.next_token import NextToken
+from mixerloop.training.objectives.objective import objective_kind
 from mixerloop.training.opened import open_run
 from mixerloop.training.parallel import ParallelLoss, Ranks
 from mixerloop.training.step import Computation, accumulate
@@ -26,7 +29,14 @@ from stacks import large_model, stack_config
 from training_sessions import contents, go, records, twelve_steps, with_train
 
 SAME = 1e-10  # float64
-LOOPS = ("mixer_loop(3)", "ffn_loop(3)", "block_loop(3)", "full_loop(3)", "A F 3x(2x(A F)) A F")
+LOOPS = (
+    "A3 F A3 F A F",
+    "mixer_loop(3)",
+    "ffn_loop(3)",
+    "block_loop(3)",
+    "full_loop(3)",
+    "A F 3x(2x(A F)) A F",
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +49,7 @@ def objective(**options):
 
 
 def model_of(tiny, schedule):
-    layers = 4 if schedule.startswith("A") else 3
+    layers = 4 if schedule.startswith("A F") else 3
     return large_model(tiny.changed(num_layers=layers, schedule=schedule)).double()
 
 
@@ -64,11 +74,12 @@ def plain_losses(model, tokens, labels, readout):
         elif readout == "coda":
             schedule = first_passes(model.schedule, number + 1)
         else:  # where the last pass of this number closes; a coda has layers of its own
-            closes = "mixer" if model.config.schedule.startswith("mixer_loop") else "ffn"
+            closes = "mixer" if model.config.schedule.startswith(("mixer_loop", "A3")) else "ffn"
+            looped = {one.layer for one in model.schedule if one.pass_index}
             last = max(
                 place
                 for place, one in enumerate(model.schedule)
-                if (one.pass_index, one.sublayer) == (number, closes) and one.layer < 3
+                if (one.pass_index, one.sublayer) == (number, closes) and one.layer in looped
             )
             schedule = model.schedule[: last + 1]
         residual = model.walk(model.embed(tokens), schedule).residual
@@ -120,7 +131,7 @@ def test_the_weights_of_passes():
 @pytest.mark.parametrize("readout", ["early", "coda"])
 @pytest.mark.parametrize("schedule", LOOPS)
 def test_the_cost_of_readouts_is_counted(config, schedule, readout):
-    layers = 4 if schedule.startswith("A") else 2
+    layers = 4 if schedule.startswith("A F") else 3 if schedule.startswith("A3") else 2
     model = config.model.changed(num_layers=layers, schedule=schedule)
     given = objective(weights=[1, 0, 1], readout=readout)
     changed = with_train(replace(config, model=model), objective=given)
@@ -157,11 +168,14 @@ def test_a_drawn_depth_is_weighted_by_its_own_passes(tmp_path, config):
     [
         ({"kind": "evry_pass"}, "kind 'evry_pass' is unknown; did you mean every_pass"),
         ({"kind": "every_pass", "weight": 1}, "unknown key weight; did you mean weights"),
-        ({"kind": "next_token", "weights": "later"}, "unknown key weights"),
+        ({"weights": "later"}, "next_token has no options; give train.objective.kind"),
         ({"kind": "every_pass", "weights": "early"}, "give uniform, later, geometric"),
         ({"kind": "every_pass", "weights": "geometric(2)"}, "give uniform, later, geometric"),
         ({"kind": "every_pass", "weights": [0, 0]}, "no share of a loss"),
         ({"kind": "every_pass", "readout": "late"}, "readout"),
+        ({"kind": "every_pass", "weights": [1, 0]}, "the last pass needs a weight above 0"),
+        ({"kind": "every_pass", "weights": "abc def"}, "give uniform, later, geometric"),
+        ({"kind": ["every_pass"]}, "is unknown"),
     ],
 )
 def test_objectives_without_a_meaning_are_rejected(config, table, message):
@@ -175,6 +189,7 @@ def test_objectives_without_a_meaning_are_rejected(config, table, message):
     [
         ({"weights": [1, 1]}, {}, "2 weights, and the schedule makes 3 passes"),
         ({}, {"schedule": "A2 F2 A F"}, "neither as blocks nor as a stack"),
+        ({}, {"schedule": "A2 F A4 F"}, "the layers make different numbers of passes"),
         ({"backprop": 1}, {"schedule": "full_loop(3)"}, "train.backprop cuts off gradients"),
     ],
 )
@@ -194,6 +209,12 @@ def test_the_config_keeps_its_objective(config):
     weights = {"train": {"objective": {"weights": "later"}}}
     train = run_config(given, weights).for_training()[1]
     assert train.objective == objective(weights="later")
+    given = tables | {
+        "train": {"steps": 1, "objective": {"kind": "every_pass", "weights": "later"}}
+    }
+    readout = {"train": {"objective": {"kind": "every_pass", "readout": "coda"}}}
+    train = run_config(given, readout).for_training()[1]
+    assert train.objective == objective(weights="later", readout="coda")
     kind = {"train": {"objective": {"kind": "next_token"}}}
     assert run_config(given, kind).train == run_config(tables).train
 
@@ -214,6 +235,19 @@ def test_the_parts_of_a_sparse_model_stand_apart(tmp_path, hops_data):
     )
     for line, other in pairs:
         assert line == pytest.approx(other, rel=1e-4)
+
+
+def test_an_nll_that_is_not_the_loss_is_a_part(tmp_path, config):
+    class Doubled(NextToken):
+        def __call__(self, forward, tokens, labels):
+            parts = super().__call__(forward, tokens, labels)
+            return parts._replace(total=2 * parts.total)
+
+    objective_kind("doubled", NextTokenOptions)(Doubled)
+    changed = with_train(config, objective=ObjectiveConfig.from_table({"kind": "doubled"}))
+    go(tmp_path / "run", changed, until=1)
+    (line,) = records(tmp_path / "run/metrics.jsonl")
+    assert line["loss"] == 2 * line["loss.nll"]
 
 
 def test_charts_show_the_parts():

@@ -120,7 +120,12 @@ def _ids(
 ) -> Int[np.ndarray, "window token"]:
     if isinstance(tokens, str):
         tokens = [subject.tokenizer().encode(tokens)]
-    ids = tokens.cpu().numpy() if isinstance(tokens, Tensor) else np.asarray(tokens)
+    try:
+        ids = tokens.cpu().numpy() if isinstance(tokens, Tensor) else np.asarray(tokens)
+    except ValueError:
+        raise ValueError("tokens must be windows of equal length") from None
+    if ids.dtype == np.uint64 and ids.size and ids.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"tokens: {ids.max()} is no token id")
     if ids.ndim != 2 or ids.size == 0 or ids.dtype.kind not in "iu":
         raise ValueError(
             f"tokens must be whole numbers [window, token], got {ids.dtype} of {ids.shape}"
@@ -143,7 +148,7 @@ def _reduced(
     reduce: Callable[[Tensor], Tensor], activation: Tensor, axes: Axes, address: Address
 ) -> tuple[Tensor, Axes]:
     """What `reduce` returns, and the names of its axes."""
-    reduced = reduce(activation)
+    reduced = reduce(activation.clone())
     if not isinstance(reduced, Tensor) or reduced.shape[:1] != activation.shape[:1]:
         raise ValueError(
             f"reduce: {address} must stay a tensor whose first axis is {len(activation)} windows"

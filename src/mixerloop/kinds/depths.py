@@ -53,7 +53,7 @@ def poisson(mean: float, most: int | None = None) -> PassWeights:
 
     Draws above `most`, four times the mean by default, count as `most`.
     """
-    most = max(2, math.ceil(4 * mean)) if most is None else most
+    most = min(MOST_PASSES, max(2, math.ceil(4 * mean))) if most is None else most
     nodes, shares = np.polynomial.hermite_e.hermegauss(NODES)
     log_rates = math.log(mean) - SIGMA**2 / 2 + SIGMA * nodes
     shares = shares / shares.sum()
@@ -66,9 +66,13 @@ def poisson(mean: float, most: int | None = None) -> PassWeights:
 
 def pass_weights(text: str) -> PassWeights:
     """The weights that a rule's text says, as shares; raises for text that no rule understands."""
-    name, numbers = name_and_numbers(text)
+    name, numbers = name_and_numbers(text, such_as="fixed or uniform(1, 4)")
+    if name == FIXED:
+        raise ValueError(f"depth '{text}': {FIXED} has no numbers")
     if name not in DEPTHS:
         raise ValueError(f"unknown depth '{name}'; {suggest(name, [FIXED, *DEPTHS])}")
+    if not all(abs(number) <= MOST_PASSES for number in numbers):
+        raise ValueError(f"depth '{text}': numbers must be at most {MOST_PASSES:,}")
     rule, whole = DEPTHS[name], [int(one) if one == int(one) else one for one in numbers]
     names = ", ".join(inspect.signature(rule).parameters)
     try:
@@ -77,8 +81,10 @@ def pass_weights(text: str) -> PassWeights:
         raise ValueError(f"depth '{text}': give {name}({names})") from None
     try:
         weights = rule(*whole)
-    except (TypeError, ValueError, ArithmeticError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
         raise ValueError(f"depth '{text}', {name}({names}): {error}") from None
+    if not isinstance(weights, dict) or not all(type(passes) is int for passes in weights):
+        raise ValueError(f"depth '{text}': {name} must return weights by whole numbers of passes")
     weights = {passes: weight for passes, weight in weights.items() if weight != 0}
     total = sum(weights.values())
     if not weights or min(weights.values()) < 0 or not 0 < total < math.inf:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from mixerloop.kinds.registry import Kind
@@ -31,12 +31,19 @@ class EveryPassOptions:
     def __post_init__(self) -> None:
         """Reject weights that have no meaning."""
         pass_shares(self.weights, 2 if isinstance(self.weights, str) else len(self.weights))
+        if not isinstance(self.weights, str) and self.weights[-1] <= 0:
+            raise ValueError(
+                f"weights = {list(self.weights)}: the last pass needs a weight above 0"
+            )
 
 
 def pass_shares(weights: str | tuple[float, ...], num_passes: int) -> tuple[float, ...]:
     """The share of each pass in the loss."""
     if isinstance(weights, str):
-        name, numbers = name_and_numbers(weights)
+        try:
+            name, numbers = name_and_numbers(weights)
+        except ValueError:
+            name, numbers = "", ()
         if (name, numbers) == ("uniform", ()):
             shares = (1.0,) * num_passes
         elif (name, numbers) == ("later", ()):
@@ -75,10 +82,12 @@ class ObjectiveConfig:
         """Read the section strictly."""
         options = {key: value for key, value in table.items() if key != "kind"}
         kind = table.get("kind", NEXT_TOKEN)
-        if kind not in OBJECTIVES:
+        if not isinstance(kind, str) or kind not in OBJECTIVES:
             known = suggest(kind, OBJECTIVES)
             raise ValueError(f"train.objective.kind '{kind}' is unknown; {known}")
         where = "train.objective."
+        for key in options if not fields(OBJECTIVES[kind].options) else ():
+            raise ValueError(f"{where}{key}: {kind} has no options; give {where}kind")
         try:
             return cls(kind=kind, options=from_dict(OBJECTIVES[kind].options, options, where))
         except ValueError as error:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from mixerloop.schedule import Occurrence, Schedule
@@ -57,12 +58,17 @@ class Look:
             replaced = watch(address, x)
             if replaced is None:
                 continue
-            if not isinstance(replaced, Tensor) or replaced.shape != x.shape:
+            if not isinstance(replaced, Tensor) or _sort(replaced) != _sort(x):
                 raise ValueError(
-                    f"{address}: a watch returns None or a tensor of the activation's shape"
+                    f"{address}: a watch returns None or a tensor of the activation's shape, type "
+                    "and device"
                 )
             x = replaced
         return x
+
+
+def _sort(x: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return x.shape, x.dtype, x.device
 
 
 UNWATCHED = Look(Occurrence(0, "mixer", 0), {})

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from mixerloop.config import TrainConfig
-from mixerloop.training.depth import Depths
+from mixerloop.training.depth import STEPS_AT_ONCE, Depths
 
 LARGEST_STEPS = 2**53  # a float64 represents every integer up to here
-MOST_DRAWN_STEPS = 10**9  # whose depths are drawn in some seconds
-STEPS_AT_ONCE = 4096
+MOST_DRAWS = 10**9  # are drawn in a minute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +77,22 @@ def budget_of(
         else:
             steps_paid = config.flops / tokens_per_step
             steps = _switched(depths, [steps_paid / flops for flops in flops_of_depths])
+        _check_phases(depths, steps)
     elif depths is not None and not depths.is_fixed and config.flops is not None:
         per_draw = tokens_per_step / depths.draws_per_step
         steps = _paid(depths, [per_draw * flops for flops in flops_of_depths], config.flops, steps)
     return Budget(steps=steps, seconds=None)
+
+
+def _check_phases(depths: Depths, steps: int) -> None:
+    """Raise if a schedule gets no step of the budget."""
+    ends = (*depths.starts[1:], steps)
+    for share, start, end in zip(depths.shares, depths.starts, ends, strict=True):
+        if start >= end:
+            raise ValueError(
+                f"train.schedule_at: the schedule from a share of {share} gets none of the "
+                f"{steps:,} steps"
+            )
 
 
 def _up(steps: float) -> int:
@@ -102,10 +113,10 @@ def _switched(depths: Depths, steps_of_whole: Sequence[float]) -> int:
 
 def _paid(depths: Depths, flops_of_draws: Sequence[float], budget: float, expected: int) -> int:
     """The first number of steps whose own FLOPs reach a budget."""
-    if expected > MOST_DRAWN_STEPS:
+    if expected * depths.draws_per_step > MOST_DRAWS:
         raise ValueError(
             f"the budget pays for {expected:.3g} steps of a drawn depth, more than "
-            f"{MOST_DRAWN_STEPS:,}"
+            f"{MOST_DRAWS // depths.draws_per_step:,}"
         )
     costs, spent, step = np.array(flops_of_draws), 0.0, 0
     while True:

@@ -67,7 +67,8 @@ def core_share(
         or compiled
         or torch.get_num_threads() == 1
         or machine.NUM_THREADS in os.environ
-    ):
+        or (computation.depths is not None and computation.depths.per_sequence)
+    ):  # sequences of one depth are another number in every step, so another shape
         return CoreShare(follows=False)
     batch = read()
     return CoreShare(

@@ -4,6 +4,7 @@ A depth is a function of the seed and the step, the same on every rank and after
 `train.schedule_at` it is a function of the share of the budget that was spent.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ class Depth:
     schedule: Schedule
     no_grad: range = range(0)
     """Places in the schedule that run without gradients, so that no gradient passes them."""
+    embeds_with_grad: bool = True
+    """Whether a gradient reaches the embedding of the tokens."""
 
     @property
     def with_grad(self) -> Schedule:
@@ -136,6 +139,8 @@ def depths_of(model: ModelConfig, train: TrainConfig) -> Depths:
             weighted = _in_turn(model, train.schedule_at)
         elif not isinstance(train.depth, str):
             total = sum(weight for weight, _ in train.depth)
+            if total == math.inf:
+                raise ValueError("the sum of the weights is too large")
             weighted = [
                 (resolve(text, model.num_layers), weight / total) for weight, text in train.depth
             ]
@@ -188,4 +193,5 @@ def _truncated(schedule: Schedule, backprop: int | None, carries_input: bool) ->
     core = looped_layers(schedule).start
     first = [number for number, one in enumerate(schedule) if one.layer == core]
     cut = next(n for n in first if schedule[n].pass_index == num_passes - backprop)
-    return Depth(schedule, range(first[0] if carries_input else 0, cut))
+    no_grad = range(first[0] if carries_input else 0, cut)
+    return Depth(schedule, no_grad, embeds_with_grad=carries_input)

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.notation import notation
 from mixerloop.training.depth import Depth
 
 
@@ -31,13 +32,16 @@ def trained_weights(
 ) -> TrainedWeights:
     """The weights that steps of these depths train.
 
-    Raises if a pattern of `freeze` matches no parameter, and if no parameter is left to train.
+    Raises if a pattern of `freeze` matches no parameter, and if a depth has none left to train.
     """
     frozen = set(frozen_names(model, freeze))
     of_depths = [_reached(model, depth) - frozen for depth in depths]
     trained = TrainedWeights(frozenset.union(*of_depths), frozenset.intersection(*of_depths))
-    if not trained.ever:
-        raise ValueError(f"train.freeze = {list(freeze)}: no parameter is left to train")
+    for depth, reached in zip(depths, of_depths, strict=True):
+        if not reached:
+            under = f" under {notation(depth.schedule)}" if len(depths) > 1 else ""
+            problem = f"no parameter is left to train{under}"
+            raise ValueError(f"train.freeze = {list(freeze)}: {problem}")
     return trained
 
 
@@ -74,7 +78,7 @@ def _reached(model: LoopedLM, depth: Depth) -> frozenset[str]:
     for rule_name, rule in zip(model.config.pass_rules(), model.pass_rules, strict=True):
         if not any(rule.acts(occurrence) for occurrence in depth.with_grad):
             unreached |= {f"{rule_name}.{name}" for name, _ in rule.named_parameters()}
-    if depth.no_grad and depth.no_grad.start == 0 and model.head is not None:
+    if not depth.embeds_with_grad and model.head is not None:
         unreached.add("embedding.weight")
     return frozenset(name for name, _ in model.named_parameters() if name not in unreached)
 

@@ -10,8 +10,6 @@ from mixerloop.training.depth import Depth
 from mixerloop.training.objectives.next_token import NextToken
 from mixerloop.training.objectives.objective import Forward, Objective, Parts
 
-NEXT_TOKEN = NextToken()
-
 
 class Loss(nn.Module):
     """The loss of some windows, as an objective says."""
@@ -25,12 +23,12 @@ class Loss(nn.Module):
         tokens: Int[Tensor, "batch seq"],
         labels: Int[Tensor, "batch seq"],
         *,
-        objective: Objective = NEXT_TOKEN,
+        objective: Objective | None = None,
         depth: Depth | None = None,
         weight: float | None = None,
         statistics: Statistics = NO_STATISTICS,
     ) -> Parts:
-        """Sums over the scored tokens; by default under the model's own schedule.
+        """Sums over the scored tokens; by default next-token, under the model's own schedule.
 
         `weight` is the number of scored tokens that these windows stand for; by default their own.
         """
@@ -41,4 +39,4 @@ class Loss(nn.Module):
             weight=(labels != NOT_SCORED).sum() if weight is None else weight,
             statistics=statistics,
         )
-        return objective(forward, tokens, labels)
+        return (NextToken() if objective is None else objective)(forward, tokens, labels)

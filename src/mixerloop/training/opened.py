@@ -18,6 +18,7 @@ from mixerloop.data.windows import Windows
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import meta_model
 from mixerloop.model.looped_lm import LoopedLM
+from mixerloop.notation import notation
 from mixerloop.training.budget import Budget, budget_of
 from mixerloop.training.depth import Depths, depths_of
 from mixerloop.training.freezing import TrainedWeights, trained_weights
@@ -74,10 +75,19 @@ def recipe_of(config: RunConfig) -> Recipe:
     _, train = config.for_training()
     model = meta_model(config.model)
     depths, objective = depths_of(config.model, train), objective_of(train.objective)
+    if depths.per_sequence and train.parallel == "fsdp":
+        raise ValueError(
+            "train.parallel = fsdp gathers weights on all ranks at once, and with "
+            "train.depth_per = sequence ranks run different schedules; use ddp"
+        )
     for depth in depths.depths:
         objective.check(depth)
-        if depth.schedule != model.schedule:
-            model.check_rules(depth.schedule)
+        try:
+            if depth.schedule != model.schedule:
+                model.check_rules(depth.schedule)
+        except ValueError as error:
+            key = "schedule_at" if depths.shares else "depth"
+            raise ValueError(f"train.{key}: {notation(depth.schedule)}: {error}") from None
     weights = trained_weights(model, depths.depths, freeze=train.freeze)
     return Recipe(config=config, model=model, depths=depths, objective=objective, weights=weights)
 

@@ -28,6 +28,7 @@ from mixerloop.training.objectives.objective import Parts
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 CPU = torch.device("cpu")
+NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +122,20 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 class ParallelLoss:
-    """The loss of this rank's windows; its gradients are averaged over the ranks."""
+    """The loss of this rank's windows; its gradients are averaged over the ranks.
+
+    `may_skip` says that a step may leave weights without a gradient, and `settle` how a step calls
+    the loss (`Loss.forward`).
+    """
 
     def __init__(
-        self, loss: Loss, *, ranks: Ranks, parallel: Parallel, may_skip: bool = False
+        self,
+        loss: Loss,
+        *,
+        ranks: Ranks,
+        parallel: Parallel,
+        may_skip: bool = False,
+        settle: Mapping[str, Any] = NOTHING,
     ) -> None:
         self.module: nn.Module = loss
         self._model, self._ranks = loss.model, ranks
@@ -132,6 +143,7 @@ class ParallelLoss:
         self.couples_tokens = any(sublayer.couples_tokens for sublayer in sublayers)
         """Whether the model has losses whose statistics are of all tokens of a step."""
         self.statistics_dtype = loss.model.dtype
+        """The type of these statistics."""
         may_skip = may_skip or any(sublayer.may_skip_weights for sublayer in sublayers)
         if ranks.num_ranks == 1:
             loss.to(ranks.device)
@@ -152,7 +164,7 @@ class ParallelLoss:
                 gradient_as_bucket_view=True,
                 find_unused_parameters=may_skip,
             )
-            self._settle_buckets(ranks.device)
+            self._settle_buckets(ranks.device, settle)
 
     def __call__(self, tokens: Tensor, labels: Tensor, **how: Any) -> Parts:
         """The loss of these windows; the keywords are those of `Loss.forward`."""
@@ -168,7 +180,7 @@ class ParallelLoss:
         (num_bad,) = self._ranks.total(0 if finite else 1)
         return not num_bad
 
-    def _settle_buckets(self, device: torch.device) -> None:
+    def _settle_buckets(self, device: torch.device, how: Mapping[str, Any]) -> None:
         """Let DDP arrange its buckets before the first training step.
 
         DDP arranges them after the first backward of a process, and sums over three ranks or more
@@ -177,7 +189,7 @@ class ParallelLoss:
         """
         tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
         for _ in range(2):
-            self(tokens, tokens).total.backward()
+            self(tokens, tokens, **how).total.backward()
         self.module.zero_grad()
 
     @contextmanager

@@ -8,7 +8,7 @@ statistics over the whole step first.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -23,9 +23,8 @@ from mixerloop.ops.precision import compute_in
 from mixerloop.ops.sliced_cross_entropy import NOT_SCORED
 from mixerloop.schedule import Occurrence
 from mixerloop.training.depth import Depth, Depths
-from mixerloop.training.loss import NEXT_TOKEN
-from mixerloop.training.objectives.next_token import NllOnly, StatisticsOnly
-from mixerloop.training.objectives.objective import Objective
+from mixerloop.training.objectives.next_token import NextToken, NllOnly, StatisticsOnly
+from mixerloop.training.objectives.objective import NLL, Objective
 from mixerloop.training.parallel import ParallelLoss, Ranks, whole
 from mixerloop.training.seeds import own_random_state
 
@@ -39,7 +38,7 @@ class Computation:
     micro_batch: int
     compute_dtype: ComputeDtype
     ranks: Ranks
-    objective: Objective = NEXT_TOKEN
+    objective: Objective = field(default_factory=NextToken)
     depths: Depths | None = None
     """The depths of steps; by default every step trains the model's own schedule."""
 
@@ -56,6 +55,8 @@ class StepLoss(NamedTuple):
     """Scored tokens of all ranks."""
     parts: dict[str, tuple[float, float]]
     """The sum of each part of the loss, and the scored tokens it is of, on this rank."""
+    has_parts: bool
+    """Whether the loss is more than the NLL."""
 
 
 class _Part(NamedTuple):
@@ -88,6 +89,7 @@ def accumulate(
     statistics = _statistics(loss, tensors[0], parts, computation, stopped)
     summed = torch.zeros((), dtype=torch.float64, device=ranks.device)
     sums: dict[str, tuple[Tensor | float, float]] = {}
+    has_parts = False
     for number, (rows, depth) in enumerate(parts):
         if stopped is not None and stopped():
             raise StepStopped
@@ -105,11 +107,12 @@ def accumulate(
             (total * scale).backward()
         summed += total.detach()
         scored = float(is_scored[rows].sum())
+        has_parts = has_parts or reported.keys() != {NLL} or not total.equal(reported[NLL])
         for name, value in reported.items():
             before = sums.get(name, (0.0, 0.0))
             sums[name] = before[0] + value.double(), before[1] + scored
     of_parts = {name: (float(total), scored) for name, (total, scored) in sums.items()}
-    return StepLoss(float(summed), num_scored, of_parts)
+    return StepLoss(float(summed), num_scored, of_parts, has_parts)
 
 
 def _parts(batch: Batch, computation: Computation) -> Iterator[_Part]:
@@ -148,8 +151,7 @@ def _statistics(
             here = tokens[rows]
             with compute_in(computation.compute_dtype, ranks.device.type):
                 walked = loss(here, here, objective=StatisticsOnly(), depth=depth)
-                found = walked.statistics
-            for key, value in found.items():
+            for key, value in walked.statistics.items():
                 weighted = value.double().cpu() * here.numel()
                 sums[key] = sums[key] + weighted if key in sums else weighted
                 counts[key] += here.numel()

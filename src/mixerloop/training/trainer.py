@@ -86,6 +86,7 @@ class Trainer:
             ranks=ranks,
             parallel=train.parallel,
             may_skip=bool(recipe.weights.late),
+            settle={"objective": recipe.objective, "depth": recipe.depths.depths[-1]},
         )
         rates = {"peak_lr": train.peak_lr, "embedding_lr": train.embedding_lr}
         self.optimizer = make_optimizer(self.model, weight_decay=train.weight_decay, **rates)
@@ -248,7 +249,8 @@ class Trainer:
             parameter for group in self.optimizer.param_groups for parameter in group["params"]
         ]
         grad_norm = clip(parameters, train.clip_norm)
-        loss = sum(ranks.total(computed.summed)) / computed.num_scored
+        summed, num_with_parts = ranks.total(computed.summed, computed.has_parts)
+        loss = summed / computed.num_scored
         for name, value in (("loss", loss), ("gradient", grad_norm)):
             if not math.isfinite(value):
                 where = self.batches.said(self.step)
@@ -257,7 +259,7 @@ class Trainer:
                     self._stopped_at(f"the {name} is {value}; its batch is {where}")
                 )
         self.optimizer.step()
-        sums = computed.parts if len(computed.parts) == 1 else ranks.summed(computed.parts)
+        sums = ranks.summed(computed.parts) if num_with_parts else {}
         parts = {name: total / num for name, (total, num) in sums.items()}
         return Update(loss, parts, grad_norm, rate)
 
@@ -281,7 +283,7 @@ class Trainer:
             tokens=self.step * self.opened.tokens_per_step,
             flops=float(self.opened.flops_of_steps(self.drawn)),
             loss=update.loss,
-            parts=update.parts if len(update.parts) > 1 else {},
+            parts=update.parts,
             grad_norm=update.grad_norm,
             learning_rate=update.learning_rate,
             passes=passes,
@@ -314,8 +316,9 @@ class Trainer:
             if waits_for_check:
                 unreadable = self.data.finish(received, newest=self.newest)
             if not self.loss.weights_are_finite():  # such a checkpoint is never written
-                problem = "weights are not finite after the update"
-                raise FloatingPointError(self._stopped_at(problem))
+                raise FloatingPointError(
+                    self._stopped_at("weights are not finite after the update")
+                )
             moved = self.ranks.from_first(self.place.moved())
             if moved is None:  # the files that watchers have open were moved too
                 for watcher in watchers:

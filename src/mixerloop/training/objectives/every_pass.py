@@ -4,6 +4,7 @@ The loss of the last pass is the model's own, at the end of its schedule. That o
 of the residual where the pass closes (`early`), or of the schedule cut to so many passes (`coda`).
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 from jaxtyping import Float, Int
@@ -14,7 +15,14 @@ from mixerloop.model.accounting import Work
 from mixerloop.model.passes import Passes
 from mixerloop.model.sublayer import Losses
 from mixerloop.model.walk import Walked
-from mixerloop.schedule import Occurrence, Schedule, first_passes, num_passes_of, repeated_unit
+from mixerloop.schedule import (
+    Occurrence,
+    Schedule,
+    first_passes,
+    looped_layers,
+    num_passes_of,
+    repeated_unit,
+)
 from mixerloop.training.depth import Depth
 from mixerloop.training.objectives.objective import NLL, Forward, Objective, Parts
 
@@ -22,12 +30,16 @@ Residual = Float[Tensor, "batch seq d_model"]
 
 
 class PassEnds:
-    """A pass rule that changes nothing and remembers the residual where each pass closes last."""
+    """A pass rule that changes nothing and remembers the residual where each pass closes.
+
+    Of a loop inside each layer, the last layer that repeats counts.
+    """
 
     def __init__(self, schedule: Schedule) -> None:
         unit = repeated_unit(schedule)
         assert unit is not None, "a schedule without a loop has no earlier pass"
         self.passes = Passes.round_unit(unit, schedule)
+        self._layer = looped_layers(schedule)[-1]
         self.residuals: dict[int, Residual] = {}
 
     def start(self, embedded: Residual) -> None:
@@ -42,8 +54,9 @@ class PassEnds:
     def close(
         self, residual: Residual, kept: Residual | None, occurrence: Occurrence
     ) -> tuple[Residual, Losses | None]:
-        """Remember the residual; a pass of a later layer takes the place of an earlier one's."""
-        self.residuals[occurrence.pass_index] = residual
+        """Remember the residual."""
+        if occurrence.layer == self._layer:
+            self.residuals[occurrence.pass_index] = residual
         return residual, None
 
 
@@ -91,9 +104,11 @@ class EveryPass(Objective):
             raise ValueError("train.backprop cuts off gradients that every_pass needs")
         self._shares(depth)
         try:
-            repeated_unit(depth.schedule)
+            unit = repeated_unit(depth.schedule)
+            if unit in ("mixer", "ffn", "block"):
+                _check_equal_passes(depth.schedule)
         except ValueError as error:
-            raise ValueError(f"train.objective = every_pass: {error}") from None
+            raise ValueError(f"train.objective.kind = every_pass: {error}") from None
 
     def _shares(self, depth: Depth) -> tuple[float, ...]:
         try:
@@ -120,6 +135,15 @@ class EveryPass(Objective):
             coda = first_passes(schedule, number + 1)[shared:]
             residuals[number] = forward.next_part(trunk, coda).residual
         return forward.next_part(trunk, schedule[at:]), residuals
+
+
+def _check_equal_passes(schedule: Schedule) -> None:
+    """Raise unless all layers that repeat make the same number of passes."""
+    counts = Counter((one.layer, one.sublayer) for one in schedule)
+    if len({count for count in counts.values() if count > 1}) > 1:
+        raise ValueError(
+            "the layers make different numbers of passes, so a pass does not close in all of them"
+        )
 
 
 def _cuts(schedule: Schedule, shares: tuple[float, ...]) -> Iterator[tuple[int, int]]:

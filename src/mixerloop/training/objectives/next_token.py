@@ -11,7 +11,7 @@ from mixerloop.training.objectives.objective import NLL, Forward, Objective, Par
 
 
 class NextToken(Objective):
-    """Today's loss of every language model."""
+    """The NLL of the next token, and the auxiliary losses of the walk."""
 
     def __init__(self, options: NextTokenOptions | None = None) -> None:
         pass

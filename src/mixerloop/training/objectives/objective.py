@@ -52,7 +52,7 @@ class Forward:
         schedule, no_grad = self.depth.schedule, self.depth.no_grad
         if not no_grad:
             return self.part(self.model.embed(tokens), schedule, extra_rules=extra_rules)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and no_grad.start > 0):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.depth.embeds_with_grad):
             residual = self.model.embed(tokens)
             walked = self.part(residual, schedule[: no_grad.start], extra_rules=extra_rules)
         with torch.no_grad():
@@ -92,8 +92,9 @@ class Forward:
         """Nats of the labelled tokens, summed."""
         return self.model.summed_nll(residual.flatten(0, 1), labels.flatten())
 
-    def with_auxiliary(self, loss: Tensor, walked: Walked, reported: dict[str, Tensor]) -> Parts:
-        """Add the auxiliary losses of a walk to a loss."""
+    def with_auxiliary(self, loss: Tensor, walked: Walked, parts: Mapping[str, Tensor]) -> Parts:
+        """Add the auxiliary losses of a walk to a loss and its parts."""
+        reported = dict(parts)
         for name, auxiliary in sorted(walked.losses.items()):
             weighted = self.weight * auxiliary
             loss, reported[name] = loss + weighted, weighted.detach()
