@@ -255,9 +255,7 @@ class Trainer:
             if not math.isfinite(value):
                 where = self.batches.said(self.step)
                 self.step += 1
-                raise FloatingPointError(
-                    self._stopped_at(f"the {name} is {value}; its batch is {where}")
-                )
+                raise self._stopped_at(f"the {name} is {value}; its batch is {where}")
         self.optimizer.step()
         sums = ranks.summed(computed.parts) if num_with_parts else {}
         parts = {name: total / num for name, (total, num) in sums.items()}
@@ -273,7 +271,7 @@ class Trainer:
                 depth=self.depths.validated(self.step - 1),
             )
         if not math.isfinite(nll):
-            raise FloatingPointError(self._stopped_at(f"the held-out NLL is {nll}"))
+            raise self._stopped_at(f"the held-out NLL is {nll}")
         return nll
 
     def _metrics(self, update: Update, held_out: float | None) -> Metrics:
@@ -316,9 +314,7 @@ class Trainer:
             if waits_for_check:
                 unreadable = self.data.finish(received, newest=self.newest)
             if not self.loss.weights_are_finite():  # such a checkpoint is never written
-                raise FloatingPointError(
-                    self._stopped_at("weights are not finite after the update")
-                )
+                raise self._stopped_at("weights are not finite after the update")
             moved = self.ranks.from_first(self.place.moved())
             if moved is None:  # the files that watchers have open were moved too
                 for watcher in watchers:
@@ -348,5 +344,7 @@ class Trainer:
         if (problem := unreadable or moved) is not None:
             raise problem
 
-    def _stopped_at(self, problem: str) -> str:
-        return f"step {self.step}: {problem}; the last good checkpoint is {self.newest}"
+    def _stopped_at(self, problem: str) -> FloatingPointError:
+        return FloatingPointError(
+            f"step {self.step}: {problem}; the last good checkpoint is {self.newest}"
+        )
