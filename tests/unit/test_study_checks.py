@@ -1,6 +1,7 @@
 """What a study promises is checked before anything runs, or said by the report as it is."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,8 @@ from mixerloop.evaluation.core.bundle import VARIABLE as BUNDLE
 from mixerloop.files import new_folder, write_file, write_sealed
 from mixerloop.reports.build import build_report
 from mixerloop.reports.elements import Paragraph
-from mixerloop.reports.study_results import (
-    ArmResults,
-    PartResults,
-    RunResults,
-    StudyResults,
-    gather,
-)
+from mixerloop.reports.study_results import StudyResults
+from mixerloop.reports.study_results import read_study as read_results
 from mixerloop.result_files import write_result
 from mixerloop.studies import plan as plans
 from mixerloop.studies.cells import check_cells, is_done
@@ -25,6 +21,7 @@ from mixerloop.studies.overview import study_status
 from mixerloop.studies.plan import make_plan
 from mixerloop.studies.plan_checks import NAME_BYTES
 from mixerloop.studies.study import read_study
+from mixerloop.studies.table import Table
 from mixerloop.study_folder import STATE, record_of
 from small_model import training_file
 
@@ -144,18 +141,10 @@ def test_equal_compute_is_solved_for_the_layers_and_not_searched(planned, monkey
     ],
 )
 def test_the_report_says_what_was_equal_and_what_was_not(planned, arms, more, sentence):
-    (part,) = planned(arms, more).summary().parts
-    run = RunResults(
-        **{"path": Path("run"), "seed": 1, "results": {}, "curve": []},
-        **{"seconds": None, "tokens": None, "provenance": {}},
-    )
-    results = PartResults(
-        plan=part,
-        arms=[ArmResults(plan=arm, runs=[run]) for arm in part.arms],
-        comparison=None,
-        missing=[],
-    )
-    report = build_report(StudyResults(title="T", about="", parts=[results], prefills={}))
+    rows = planned(arms, more).summary().rows
+    measured = {"path": Path("run"), "results": {"nll": nll_result(3.0)}}
+    table = Table(tuple(replace(row, **measured) for row in rows))
+    report = build_report(StudyResults(title="T", about="", table=table, prefills={}))
     (section,) = (section for section in report.sections if section.title == "p: compared")
     (text, *_) = (element.text for element in section.elements if isinstance(element, Paragraph))
     assert sentence in text
@@ -163,8 +152,7 @@ def test_the_report_says_what_was_equal_and_what_was_not(planned, arms, more, se
 
 def test_the_plan_names_the_type_of_every_model_and_keeps_it(planned, tmp_path):
     def trained_in(plan):
-        (part,) = plan.summary().parts
-        return part.trained_in()
+        return Table(plan.summary().rows).trained_in()
 
     one = '{ name = "half", schedule = "no_loop", train = { compute_dtype = "bfloat16" } }'
     (tmp_path / "small.toml").write_text(training_file(train={"steps": 8, "compute_dtype": "auto"}))
@@ -173,7 +161,7 @@ def test_the_plan_names_the_type_of_every_model_and_keeps_it(planned, tmp_path):
     said = f"{half} (half), {auto} (mixer_loop(2))" if half != auto else half
     assert trained_in(plan) == said
     plan.folder.mkdir()
-    plan.write()
+    plan.summary().write(plan.folder)
     assert trained_in(planned(f'{one}, "mixer_loop(2)"')) == said
 
 
@@ -308,10 +296,9 @@ def test_a_result_of_other_documents_than_planned_is_measured_again(planned):
             write_sealed(record / STATE, {"state": "done", "error": None})
         for plan, is_there in ((measured, True), (other, False)):
             assert {is_done(plan, cell) for cell in plan.of("p-1k")} == {is_there}
-            parts = gather(plan.summary(), plan.folder, {}).parts
-            (missing,) = (part.missing for part in parts if part.name == "p-1k")
+            plan.summary().write(plan.folder)
+            missing = read_results(plan.folder).table.where(part="p-1k").missing
             assert missing == ([] if is_there else [cell.name for cell in cells])
-            plan.write()
             (status,) = study_status([plan.folder])
             states = {cell.name: cell.state.state for cell in status.cells}
             assert {states[cell.name] == "done" for cell in cells} == {is_there}

@@ -89,7 +89,7 @@ def test_every_model_is_planned_in_its_sizes_with_every_budget_after_its_sweep(p
     assert (trained(wide).clip_norm, trained(wide).tokens) == (0.5, 400)
     tuning = cells["hops-small-tuning/mixer@0.03-seed0"]
     assert (trained(tuning).peak_lr, trained(tuning).tokens) == (0.03, 500)
-    planned = {part.name: part for part in plan.summary().parts}
+    planned = {row.part: row for row in plan.summary().rows}
     assert {part.family for part in planned.values()} == {"hops"}
     assert planned["hops-large-1k"].size == "large"
     assert planned["hops-large-1k"].tokens == 1000

@@ -18,7 +18,6 @@ from mixerloop.benchmarking.settings import PrefillSettings as PrefillBenchSetti
 from mixerloop.benchmarking.text import prefill_line
 from mixerloop.config import Documents
 from mixerloop.data.preparation import parse_preparation
-from mixerloop.evaluation.comparison import compare_runs
 from mixerloop.files import (
     LOCK,
     is_locked,
@@ -40,7 +39,9 @@ from mixerloop.results import encode
 from mixerloop.studies.measuring import measure_run
 from mixerloop.studies.plan import Cell, Plan
 from mixerloop.studies.plan_checks import check_measures
+from mixerloop.studies.reading import read_run
 from mixerloop.studies.study import CORPUS, HELD_OUT, TOKENIZER, PartSettings
+from mixerloop.studies.table import Table
 from mixerloop.study_folder import (
     COMPARISON,
     DATA,
@@ -321,12 +322,8 @@ def compare_part(plan: Plan, part: str) -> None:
     is_compared = any(MEASURES[name].units is not None for cell in done for name in cell.measure)
     if len({cell.arm for cell in done}) < 2 or not is_compared:
         return
-    comparison = compare_runs(
-        [plan.run(cell) for cell in done],
-        arms=[cell.arm for cell in done],
-        seed=COMPARISON_SEED,
-    )
-    write_sealed(path, encode(comparison))
+    rows = Table(tuple(read_run(plan.run(cell), arm=cell.arm) for cell in done))
+    write_sealed(path, encode(rows.compare(seed=COMPARISON_SEED)))
 
 
 @contextlib.contextmanager

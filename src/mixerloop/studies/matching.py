@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from mixerloop import config as configs
 from mixerloop.config import BUDGETS, RunConfig
-from mixerloop.evaluation.comparison import ASIDE
+from mixerloop.studies.comparing import ASIDE
 from mixerloop.study_folder import Match
 from mixerloop.training.budget import budget_of
 

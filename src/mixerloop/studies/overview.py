@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from mixerloop import runs
-from mixerloop.config import Documents
 from mixerloop.files import is_there
 from mixerloop.studies.cells import CellState, state_of
-from mixerloop.study_folder import PLAN, folder_named, read_plan
+from mixerloop.studies.reading import read_plan
+from mixerloop.study_folder import PLAN, folder_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +54,12 @@ def _status(path: Path) -> StudyStatus:
     if not is_there(path / PLAN):
         raise ValueError(f"{path}: not the folder of a study; mixerloop study makes one")
     plan = read_plan(path)
-    documents: dict[str, Documents | None] = {part.name: part.documents for part in plan.parts}
     cells = tuple(
         CellStatus(
-            number=cell.number,
-            name=cell.name,
-            state=state_of(path, cell.name, cell.measure, documents.get(cell.part)),
+            number=row.number,
+            name=row.run,
+            state=state_of(path, row.run, row.measure, row.documents),
         )
-        for cell in plan.cells
+        for row in plan.rows
     )
     return StudyStatus(folder=path, title=plan.title, cells=cells)

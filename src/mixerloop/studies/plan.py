@@ -12,7 +12,7 @@ from typing import Any
 from mixerloop import catalog
 from mixerloop import config as configs
 from mixerloop.config import BUDGETS, ModelConfig, RunConfig
-from mixerloop.files import is_there, write_sealed
+from mixerloop.files import is_there
 from mixerloop.interop.parents import open_parent
 from mixerloop.kinds import MOST_LAYERS
 from mixerloop.measures import MEASURES
@@ -20,12 +20,15 @@ from mixerloop.model.accounting import account_model, training_flops_per_token
 from mixerloop.model.initialization import meta_model
 from mixerloop.notation import notation
 from mixerloop.ops.precision import choose_compute_dtype
+from mixerloop.parent_record import ParentRecord
 from mixerloop.results import encode, result_provenance
 from mixerloop.schedule import BLOCK
 from mixerloop.studies.cell import Cell
 from mixerloop.studies.matching import FLOPS_AGREE, differences
 from mixerloop.studies.plan_checks import check_plan
+from mixerloop.studies.reading import StudyPlan, read_plan
 from mixerloop.studies.study import PARENT, ArmSettings, PartSettings, StudyFile, preparation_of
+from mixerloop.studies.table import Row, Table
 from mixerloop.studies.variants import (
     TUNING_MEASURE,
     Variant,
@@ -33,17 +36,7 @@ from mixerloop.studies.variants import (
     tuned_value,
     variants_of,
 )
-from mixerloop.study_folder import (
-    DATA,
-    PLAN,
-    PREFILL,
-    PlannedArm,
-    PlannedCell,
-    PlannedParent,
-    PlannedPart,
-    StudyPlan,
-    read_plan,
-)
+from mixerloop.study_folder import DATA, PLAN, PREFILL
 from mixerloop.training.parent import Parent, fresh_names
 
 
@@ -74,31 +67,28 @@ class Plan:
         """The folder of a part's prepared data."""
         return self.folder / DATA / part
 
-    def write(self) -> None:
-        """Write plan.json, which reports and `study status` read."""
-        write_sealed(self.folder / PLAN, encode(self.summary()))
-
     def check_unchanged(self) -> None:
         """Reject a folder whose data or measurements were made under another plan."""
         if not is_there(self.folder / PLAN):
             return
         before, now = read_plan(self.folder), self.summary()
-        parts = {part.name: part for part in before.parts}
-        for part in now.parts:
-            before_part = parts.get(part.name, part)
+        parts = Table(before.rows).by("part")
+        for part in Table(now.rows).by("part").values():
+            old_part, row = parts.get(part.first.part, part), part.first
+            old_row = old_part.first
             changes: list[tuple[str, object, object]] = [
-                ("data", before_part.data, part.data),
-                ("transport", encode(before_part.transport), encode(part.transport)),
-                ("from", _weights_text(before_part.parent), _weights_text(part.parent)),
+                ("data", old_row.data, row.data),
+                ("transport", encode(old_row.transport), encode(row.transport)),
+                ("from", _weights_text(old_row.parent), _weights_text(row.parent)),
             ]
             changes += [
-                (f"{measure} in", before_part.measured_in(measure), part.measured_in(measure))
-                for measure in before_part.measure
+                (f"{measure} in", old_row.measured_in(measure), row.measured_in(measure))
+                for measure in {name for one in old_part for name in one.measure}
             ]
             for setting, old, new in changes:
                 if old != new:
                     raise ValueError(
-                        f"{self.folder}: {part.name} was made with {setting} {old}, and the study "
+                        f"{self.folder}: {row.part} was made with {setting} {old}, and the study "
                         f"now says {new}; choose another folder"
                     )
         if before.prefill != now.prefill and is_there(self.folder / PREFILL):
@@ -108,52 +98,22 @@ class Plan:
             )
 
     def summary(self) -> StudyPlan:
-        """The content of plan.json: parts with their models, and cells."""
+        """The content of plan.json."""
         study = self.file.study
         return StudyPlan(
             name=self.file.path.stem,
             title=study.title,
             about=study.about.strip(),
-            parts=tuple(map(self._part, self.variants)),
-            cells=tuple(
-                PlannedCell(
-                    number=cell.number,
-                    name=cell.name,
-                    part=cell.part,
-                    arm=cell.arm,
-                    seed=cell.seed,
-                    measure=cell.measure,
-                )
-                for cell in self.cells
-            ),
+            rows=tuple(row for variant in self.variants for row in self._rows(variant)),
             prefill=study.prefill,
             provenance=result_provenance(),
         )
 
-    def _part(self, variant: Variant) -> PlannedPart:
+    def _rows(self, variant: Variant) -> Iterator[Row]:
         part, cells = variant.part, self.of(variant.name)
         shared = [cell for cell in cells if not cell.names_dtype] or cells
-        _, train = shared[0].config.for_training()
-        return PlannedPart(
-            name=variant.name,
-            match=part.match,
-            measure=tuple(dict.fromkeys(name for cell in cells for name in cell.measure)),
-            seeds=tuple(dict.fromkeys(cell.seed for cell in cells)),
-            data=" ".join(part.prepare),
-            compute_dtype=train.compute_dtype,
-            measure_in={measure: part.measured_in(measure) for measure in MEASURES},
-            transport=part.transport,
-            arms=tuple(self._arms(variant)),
-            family=part.name,
-            size=None if variant.size is None else variant.size.name,
-            tokens=variant.tokens,
-            is_tuning=variant.is_tuning,
-            documents=variant.documents,
-            parent=None if cells[0].parent is None else _planned_parent(cells[0].parent),
-        )
-
-    def _arms(self, variant: Variant) -> Iterator[PlannedArm]:
-        cells = {cell.arm: cell for cell in self.of(variant.name)}
+        models = {cell.arm: cell for cell in cells}
+        differs = differences({title: cell.config for title, cell in models.items()})
         tunes = {
             sweep.title(value): (sweep, value)
             for sweep in sweeps_of(variant)
@@ -161,46 +121,53 @@ class Plan:
             if variant.is_tuning
         }
         tuned = {} if variant.is_tuning else _tuned(variant, self.folder)
-        differs = differences({title: cell.config for title, cell in cells.items()})
-        for title, cell in cells.items():
-            arm = planned_arm(
-                title,
-                cell.config.model,
+        facts = {
+            title: {
+                **model_facts(cell.config.model),
+                "parent": None if cell.parent is None else cell.parent.record(cell.config.model),
+            }
+            for title, cell in models.items()
+        }
+        for cell in cells:
+            sweep, value = tunes.get(cell.arm, (None, 0.0))
+            yield Row(
+                number=cell.number,
+                run=cell.name,
+                part=variant.name,
+                family=part.name,
+                size=None if variant.size is None else variant.size.name,
+                tokens=variant.tokens,
+                is_tuning=variant.is_tuning,
+                arm=cell.arm,
+                seed=cell.seed,
+                **facts[cell.arm],
                 deepened=cell.arm_settings.layers_for_flops_of,
                 parameters=cell.parameters,
                 flops_per_token=cell.flops_per_token,
+                match=part.match,
+                data=" ".join(part.prepare),
+                compute_dtype=shared[0].config.for_training()[1].compute_dtype,
+                tuned=tuned.get(cell.arm, {}) if sweep is None else {sweep.key: value},
+                tunes=None if sweep is None else sweep.arm.title,
+                amounts=cell.amounts(),
+                differs=differs[cell.arm],
+                measure=cell.measure,
+                measure_in={measure: part.measured_in(measure) for measure in MEASURES},
+                transport=part.transport,
+                documents=variant.documents,
             )
-            arm = dataclasses.replace(arm, amounts=cell.amounts(), differs=differs[title])
-            if cell.parent is not None:
-                fresh = fresh_names(cell.config.model, cell.parent)
-                arm = dataclasses.replace(arm, fresh=fresh)
-            if title in tunes:
-                sweep, value = tunes[title]
-                arm = dataclasses.replace(arm, tunes=sweep.arm.title, tuned={sweep.key: value})
-            yield dataclasses.replace(arm, tuned=tuned[title]) if title in tuned else arm
 
 
-def planned_arm(
-    name: str,
-    model: ModelConfig,
-    *,
-    deepened: str | None = None,
-    parameters: int,
-    flops_per_token: float,
-) -> PlannedArm:
-    """A model's entry in plan.json: its schedule, sizes and compute."""
-    return PlannedArm(
-        name=name,
-        schedule=notation(model.occurrences()),
-        deepened=deepened,
-        num_layers=model.num_layers,
-        d_model=model.d_model,
-        vocab_size=model.vocab_size,
-        parameters=parameters,
-        flops_per_token=flops_per_token,
-        macs={**account_model(model).projection_macs()},
-        layer_parameters=tuple(_layer_parameters(model)),
-    )
+def model_facts(model: ModelConfig) -> dict[str, Any]:
+    """The columns of a row that say what its model is."""
+    return {
+        "schedule": notation(model.occurrences()),
+        "num_layers": model.num_layers,
+        "d_model": model.d_model,
+        "vocab_size": model.vocab_size,
+        "macs": {**account_model(model).projection_macs()},
+        "layer_parameters": tuple(_layer_parameters(model)),
+    }
 
 
 def _layer_parameters(config: ModelConfig) -> Iterator[dict[str, int]]:
@@ -216,16 +183,7 @@ def _layer_parameters(config: ModelConfig) -> Iterator[dict[str, int]]:
         }
 
 
-def _planned_parent(parent: Parent) -> PlannedParent:
-    return PlannedParent(
-        folder=str(parent.folder),
-        sha256=parent.sha256,
-        schedule=notation(parent.model.occurrences()),
-        step=parent.step,
-    )
-
-
-def _weights_text(parent: PlannedParent | None) -> str:
+def _weights_text(parent: ParentRecord | None) -> str:
     return "fresh weights" if parent is None else f"the weights {parent.sha256[:10]}"
 
 
@@ -387,8 +345,8 @@ def _in_one_dtype(config: RunConfig, variant: Variant, folder: Path) -> RunConfi
     _, train = config.for_training()
     if train.compute_dtype != "auto" or variant.part.gpus:
         return config
-    planned = read_plan(folder).parts if is_there(folder / PLAN) else ()
-    before = [earlier.compute_dtype for earlier in planned if earlier.name == variant.name]
+    planned = read_plan(folder).rows if is_there(folder / PLAN) else ()
+    before = [row.compute_dtype for row in planned if row.part == variant.name]
     dtype = before[0] if before else choose_compute_dtype("auto", "cpu")
     return dataclasses.replace(config, train=dataclasses.replace(train, compute_dtype=dtype))
 

@@ -33,6 +33,7 @@ from mixerloop.studies.side_by_side import (
     threads_of_each,
 )
 from mixerloop.studies.study import CORPUS, HELD_OUT, TOKENIZER, read_study
+from mixerloop.studies.table import Table
 from mixerloop.study_folder import REPORT, default_folder
 
 Engine = Literal["here", "ray"]
@@ -83,11 +84,14 @@ class PlannedStudy:
     def precision(self) -> dict[str, dict[str, str]]:
         """The compute type of training and of each measurement, by part."""
         return {
-            part.name: {
+            name: {
                 "training": part.trained_in(),
-                **{measure: part.measured_in(measure) for measure in part.measure},
+                **{
+                    measure: part.first.measured_in(measure)
+                    for measure in dict.fromkeys(name for row in part for name in row.measure)
+                },
             }
-            for part in self.plan.summary().parts
+            for name, part in Table(self.plan.summary().rows).by("part").items()
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -209,7 +213,7 @@ def run_planned(
     if any(_tunes(entry) for entry in planned.cells):
         plan = make_plan(plan.file, plan.folder, parent=plan.parent)  # with the chosen values
         check_cells(plan)
-        plan.write()
+        plan.summary().write(plan.folder)
         planned = _with_plan(planned, plan)
     failed += _run_cells(planned, [e for e in planned.cells if not _tunes(e)], engine)
     if planned.picked:
@@ -250,7 +254,7 @@ def _start(plan: Plan, given: dict[str, Sequence[Path]]) -> None:
     for part in plan.file.study.parts:
         prepare_data(plan, part, given)
     check_cells(plan)
-    plan.write()
+    plan.summary().write(plan.folder)
 
 
 def _tunes(entry: PendingCell) -> bool:

@@ -39,19 +39,23 @@ class Parent:
     imported: Mapping[str, bytes] = field(default_factory=dict)
     """Files that an export in the layout of an imported folder needs, by name."""
 
+    def record(self, config: ModelConfig) -> ParentRecord:
+        """What a run of a model knows of its parent; raises if the parent does not fit it."""
+        return ParentRecord(
+            folder=str(self.folder),
+            sha256=self.sha256,
+            schedule=notation(self.model.occurrences()),
+            step=self.step,
+            run_id=self.run_id,
+            fresh=fresh_names(config, self),
+        )
+
 
 def take_weights(model: LoopedLM, parent: Parent) -> ParentRecord:
     """Replace fresh weights by those of the parent, as far as the parent has them."""
-    fresh = fresh_names(model.config, parent)
+    record = parent.record(model.config)
     model.load_state_dict({**model.state_dict(), **parent.load().state_dict()})
-    return ParentRecord(
-        folder=str(parent.folder),
-        sha256=parent.sha256,
-        schedule=notation(parent.model.occurrences()),
-        step=parent.step,
-        run_id=parent.run_id,
-        fresh=fresh,
-    )
+    return record
 
 
 def fresh_names(config: ModelConfig, parent: Parent) -> tuple[str, ...]:
