@@ -14,9 +14,10 @@ from mixerloop.evaluation.core.core_units import CoreUnits
 from mixerloop.evaluation.core.metric import VERSIONS, Version
 from mixerloop.evaluation.nll_result import document_units, equal_documents
 from mixerloop.evaluation.task_result import sequence_units
+from mixerloop.parent_record import ParentRecord
 from mixerloop.results import encode, result_provenance
 from mixerloop.studies.comparing import architectures
-from mixerloop.studies.table import Origin, Row, Table
+from mixerloop.studies.table import Row, Table
 from small_model import small_config
 
 MODEL = small_config(num_layers=2, d_model=16, num_heads=2, d_head=8, d_ffn=24, vocab_size=50)
@@ -25,6 +26,12 @@ BASELINES: dict[Version, dict[str, float]] = {
     version: {"boolq": 0.62, "copa": 0.5} for version in VERSIONS
 }
 MAJORITY = {"boolq": 0.62, "copa": 0.55}
+
+
+PARENT = ParentRecord(
+    **{"folder": "runs/p", "sha256": "weights of another run", "schedule": "A F"},
+    **{"step": 4, "run_id": None, "fresh": ()},
+)
 
 
 def answers(share, num=100):
@@ -55,21 +62,13 @@ def run(name, schedule="2x(A2 F)", seed=1, core=None, nll=None, hops=None, **cha
         path=Path("runs") / name,
         schedule=schedule,
         seed=seed,
-        results=weights(name, schedule),
-        origin=Origin(
-            config=RunConfig(model=replace(MODEL, schedule=schedule), train=train),
-            trained_on="data",
-            step="step-4",
-        ),
+        results=weights(changes.pop("checkpoint", name), schedule),
+        config=RunConfig(model=replace(MODEL, schedule=schedule), train=train),
+        trained_on="data",
+        step="step-4",
         units={name: found for name, found in units.items() if found is not None},
     )
-    of_row = {key: changes.pop(key) for key in list(changes) if key in ("seed", "path", "schedule")}
-    if "checkpoint" in changes:
-        of_row["results"] = weights(changes.pop("checkpoint"), schedule)
-    if "config" in changes and changes["config"] is None:
-        return replace(row, origin=None, **of_row)
-    assert row.origin is not None
-    return replace(row, origin=replace(row.origin, **changes), **of_row)
+    return replace(row, **changes)
 
 
 def weights(checkpoint, schedule):
@@ -123,7 +122,7 @@ def test_runs_of_one_architecture_alone_are_compared_with_each_other():
         {"seed": 1},
         {"config": None},
         {"schedule": "2x(A4 F)"},
-        {"parent": "weights of another run"},
+        {"parent": PARENT},
     ],
 )
 def test_other_data_steps_schedules_parents_or_no_other_seed_are_no_seeds_of_one(other):
@@ -134,10 +133,10 @@ def test_other_data_steps_schedules_parents_or_no_other_seed_are_no_seeds_of_one
 
 def test_how_a_run_was_computed_makes_no_other_architecture():
     one, other = run("a", seed=1), run("b", seed=2)
-    assert other.origin is not None
-    assert other.origin.config.train is not None
-    train = replace(other.origin.config.train, micro_batch=2, device="cpu")
-    other = run("b", seed=2, config=replace(other.origin.config, train=train))
+    assert other.config is not None
+    assert other.config.train is not None
+    train = replace(other.config.train, micro_batch=2, device="cpu")
+    other = replace(other, config=replace(other.config, train=train))
     assert len(set(architectures([one, other, run("f", "2x(A F)")]))) == 2
 
 

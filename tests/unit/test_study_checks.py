@@ -101,10 +101,10 @@ def test_equal_compute_is_solved_for_the_layers_and_not_searched(planned, monkey
     counted = plans._flops
     monkeypatch.setattr(plans, "_flops", lambda *of, **by: made.append(of) or counted(*of, **by))
     deep = '{ name = "deep", schedule = "no_loop", layers_for_flops_of = "mixer_loop(30)" }'
-    cells = planned(f'"mixer_loop(30)", {deep}').cells
+    cells = planned(f'"mixer_loop(30)", {deep}').rows
     one, many = (next(c for c in cells if c.arm == arm) for arm in ("mixer_loop(30)", "deep"))
-    assert many.config.model.num_layers > 10 * one.config.model.num_layers
-    assert many.amounts()["flops"] == pytest.approx(one.amounts()["flops"], rel=0.02)
+    assert many.with_config().model.num_layers > 10 * one.with_config().model.num_layers
+    assert many.amounts["flops"] == pytest.approx(one.amounts["flops"], rel=0.02)
     assert len(made) < 20
 
 
@@ -141,7 +141,7 @@ def test_equal_compute_is_solved_for_the_layers_and_not_searched(planned, monkey
     ],
 )
 def test_the_report_says_what_was_equal_and_what_was_not(planned, arms, more, sentence):
-    rows = planned(arms, more).summary().rows
+    rows = planned(arms, more).rows
     measured = {"path": Path("run"), "results": {"nll": nll_result(3.0)}}
     table = Table(tuple(replace(row, **measured) for row in rows))
     report = build_report(StudyResults(title="T", about="", table=table, prefills={}))
@@ -152,7 +152,7 @@ def test_the_report_says_what_was_equal_and_what_was_not(planned, arms, more, se
 
 def test_the_plan_names_the_type_of_every_model_and_keeps_it(planned, tmp_path):
     def trained_in(plan):
-        return Table(plan.summary().rows).trained_in()
+        return Table(plan.rows).trained_in()
 
     one = '{ name = "half", schedule = "no_loop", train = { compute_dtype = "bfloat16" } }'
     (tmp_path / "small.toml").write_text(training_file(train={"steps": 8, "compute_dtype": "auto"}))
@@ -161,7 +161,7 @@ def test_the_plan_names_the_type_of_every_model_and_keeps_it(planned, tmp_path):
     said = f"{half} (half), {auto} (mixer_loop(2))" if half != auto else half
     assert trained_in(plan) == said
     plan.folder.mkdir()
-    plan.summary().write(plan.folder)
+    plan.write()
     assert trained_in(planned(f'{one}, "mixer_loop(2)"')) == said
 
 
@@ -275,7 +275,7 @@ def test_names_are_rejected_that_no_file_can_have(planned, tmp_path):
 
     longest = NAME_BYTES - len("p1")
     plan = planned(arm(longest))
-    cell = plan.cells[0]
+    cell = plan.rows[0]
     with new_folder(plan.run(cell)):
         pass
     write_file(tmp_path / f"{cell.part}-transport-novelty-{cell.arm}-99.svg", "")
@@ -287,18 +287,20 @@ def test_a_result_of_other_documents_than_planned_is_measured_again(planned):
     """Tuning added to a finished study, or removed: the NLL is of documents that it denies."""
     untuned, tuned = (planned('"no_loop"', f"tokens = [1000]\n{more}") for more in ("", TUNED))
     for measured, other in ((untuned, tuned), (tuned, untuned)):
-        cells = measured.of("p-1k")
+        cells = [row for row in measured.rows if row.part == "p-1k"]
         for cell in cells:
-            result = nll_result(3.0, scored=cell.variant.documents)
+            result = nll_result(3.0, scored=cell.documents)
             write_result(measured.run(cell) / "results", result)
-            record = record_of(measured.folder, cell.name)
+            record = record_of(measured.folder, cell.run)
             record.mkdir(parents=True, exist_ok=True)
             write_sealed(record / STATE, {"state": "done", "error": None})
         for plan, is_there in ((measured, True), (other, False)):
-            assert {is_done(plan, cell) for cell in plan.of("p-1k")} == {is_there}
-            plan.summary().write(plan.folder)
+            assert {is_done(plan.folder, row) for row in plan.rows if row.part == "p-1k"} == {
+                is_there
+            }
+            plan.write()
             missing = read_results(plan.folder).table.where(part="p-1k").missing
-            assert missing == ([] if is_there else [cell.name for cell in cells])
+            assert missing == ([] if is_there else [cell.run for cell in cells])
             (status,) = study_status([plan.folder])
             states = {cell.name: cell.state.state for cell in status.cells}
-            assert {states[cell.name] == "done" for cell in cells} == {is_there}
+            assert {states[cell.run] == "done" for cell in cells} == {is_there}

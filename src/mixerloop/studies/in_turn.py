@@ -1,25 +1,26 @@
 """Run cells one after another in this process."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from mixerloop.parsing import one_line
 from mixerloop.program import is_stopping
 from mixerloop.studies.cells import run_cell
 from mixerloop.studies.display import heading, say
-from mixerloop.studies.plan import Cell, Plan
+from mixerloop.studies.table import Row
 
 
-def run_in_turn(plan: Plan, cells: Sequence[Cell]) -> list[str]:
-    """Run cells; returns the names of those that failed.
+def run_in_turn(folder: Path, rows: Sequence[Row], *, of: int) -> list[str]:
+    """Run some of a study's `of` cells; returns the names of those that failed.
 
     A cell that fails leaves its error in its record, and the next cell is run. A signal ends the
     cell, which is resumed when the study is started again, and is passed on to the caller.
     """
     failed = []
-    for cell in cells:
-        at = heading(cell, len(plan.cells))
+    for row in rows:
+        at = heading(row, of)
         try:
-            if not run_cell(plan, cell, lambda text, at=at: say(at, text)):
+            if not run_cell(folder, row, lambda text, at=at: say(at, text)):
                 say(at, "another process has it")
         except (KeyboardInterrupt, SystemExit):
             say(at, "stopped; the same command goes on from here")
@@ -28,5 +29,5 @@ def run_in_turn(plan: Plan, cells: Sequence[Cell]) -> list[str]:
             if is_stopping():
                 raise
             say(at, f"failed: {one_line(error)}")
-            failed.append(cell.name)
+            failed.append(row.run)
     return failed

@@ -25,8 +25,10 @@ QUANTITY: dict[Match, str] = {
 """The key of `amounts` that is equal for all models."""
 
 
-def amounts(config: RunConfig, *, context: int, flops_per_token: float) -> dict[str, float]:
-    """The tokens and FLOPs of a training in whole steps, or its seconds."""
+def amounts(config: RunConfig, *, context: int | None, flops_per_token: float) -> dict[str, float]:
+    """The tokens and FLOPs of a training in whole steps, or its seconds; none without a context."""
+    if context is None:
+        return {}
     _, train = config.for_training()
     tokens_per_step = train.global_batch * context
     budget = budget_of(train, tokens_per_step=tokens_per_step, flops_per_token=flops_per_token)

@@ -1,10 +1,9 @@
-"""Turn a study file into cells: each is one model with one seed, to be trained and measured."""
+"""Turn a study file into rows: each is one model with one seed, to be trained and measured."""
 
-import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,18 +22,25 @@ from mixerloop.ops.precision import choose_compute_dtype
 from mixerloop.parent_record import ParentRecord
 from mixerloop.results import encode, result_provenance
 from mixerloop.schedule import BLOCK
-from mixerloop.studies.cell import Cell
-from mixerloop.studies.matching import FLOPS_AGREE, differences
+from mixerloop.studies.matching import FLOPS_AGREE, amounts, differences
 from mixerloop.studies.plan_checks import check_plan
 from mixerloop.studies.reading import StudyPlan, read_plan
-from mixerloop.studies.study import PARENT, ArmSettings, PartSettings, StudyFile, preparation_of
+from mixerloop.studies.study import (
+    PARENT,
+    ArmSettings,
+    PartSettings,
+    SizeSettings,
+    StudyFile,
+    preparation_of,
+)
 from mixerloop.studies.table import Row, Table
 from mixerloop.studies.variants import (
     TUNING_MEASURE,
-    Variant,
+    arms_of,
+    parts_of,
+    run_name,
     sweeps_of,
-    tuned_value,
-    variants_of,
+    tuned_values,
 )
 from mixerloop.study_folder import DATA, PLAN, PREFILL
 from mixerloop.training.parent import Parent, fresh_names
@@ -42,38 +48,29 @@ from mixerloop.training.parent import Parent, fresh_names
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All cells of a study, and the study's folder."""
+    """The rows of a study that is to be run, and the study's folder."""
 
     file: StudyFile
     folder: Path
-    cells: tuple[Cell, ...]
+    rows: tuple[Row, ...]
     parent: Path | None = None
     """The run that stands for {parent} in the study file."""
 
-    @property
-    def variants(self) -> list[Variant]:
-        """The parts of the plan, in the order of their cells."""
-        return [variant for part in self.file.study.parts for variant in variants_of(part)]
-
-    def of(self, part: str) -> list[Cell]:
-        """The cells of one part, in the order of their numbers."""
-        return [cell for cell in self.cells if cell.part == part]
-
-    def run(self, cell: Cell) -> Path:
-        """The folder of a cell's run."""
-        return self.folder / cell.name
+    def run(self, row: Row) -> Path:
+        """The folder of a row's run."""
+        return self.folder / row.run
 
     def data(self, part: str) -> Path:
-        """The folder of a part's prepared data."""
+        """The folder of the prepared data of a part of the study file."""
         return self.folder / DATA / part
 
     def check_unchanged(self) -> None:
         """Reject a folder whose data or measurements were made under another plan."""
         if not is_there(self.folder / PLAN):
             return
-        before, now = read_plan(self.folder), self.summary()
+        before, prefill = read_plan(self.folder), self.file.study.prefill
         parts = Table(before.rows).by("part")
-        for part in Table(now.rows).by("part").values():
+        for part in Table(self.rows).by("part").values():
             old_part, row = parts.get(part.first.part, part), part.first
             old_row = old_part.first
             changes: list[tuple[str, object, object]] = [
@@ -91,71 +88,23 @@ class Plan:
                         f"{self.folder}: {row.part} was made with {setting} {old}, and the study "
                         f"now says {new}; choose another folder"
                     )
-        if before.prefill != now.prefill and is_there(self.folder / PREFILL):
+        if before.prefill != prefill and is_there(self.folder / PREFILL):
             raise ValueError(
                 f"{self.folder / PREFILL}: was measured with {encode(before.prefill)}, and the "
                 "study now says other; remove it or choose another folder"
             )
 
-    def summary(self) -> StudyPlan:
-        """The content of plan.json."""
+    def write(self) -> None:
+        """Write plan.json."""
         study = self.file.study
-        return StudyPlan(
+        StudyPlan(
             name=self.file.path.stem,
             title=study.title,
             about=study.about.strip(),
-            rows=tuple(row for variant in self.variants for row in self._rows(variant)),
+            rows=self.rows,
             prefill=study.prefill,
             provenance=result_provenance(),
-        )
-
-    def _rows(self, variant: Variant) -> Iterator[Row]:
-        part, cells = variant.part, self.of(variant.name)
-        shared = [cell for cell in cells if not cell.names_dtype] or cells
-        models = {cell.arm: cell for cell in cells}
-        differs = differences({title: cell.config for title, cell in models.items()})
-        tunes = {
-            sweep.title(value): (sweep, value)
-            for sweep in sweeps_of(variant)
-            for value in sweep.values
-            if variant.is_tuning
-        }
-        tuned = {} if variant.is_tuning else _tuned(variant, self.folder)
-        facts = {
-            title: {
-                **model_facts(cell.config.model),
-                "parent": None if cell.parent is None else cell.parent.record(cell.config.model),
-            }
-            for title, cell in models.items()
-        }
-        for cell in cells:
-            sweep, value = tunes.get(cell.arm, (None, 0.0))
-            yield Row(
-                number=cell.number,
-                run=cell.name,
-                part=variant.name,
-                family=part.name,
-                size=None if variant.size is None else variant.size.name,
-                tokens=variant.tokens,
-                is_tuning=variant.is_tuning,
-                arm=cell.arm,
-                seed=cell.seed,
-                **facts[cell.arm],
-                deepened=cell.arm_settings.layers_for_flops_of,
-                parameters=cell.parameters,
-                flops_per_token=cell.flops_per_token,
-                match=part.match,
-                data=" ".join(part.prepare),
-                compute_dtype=shared[0].config.for_training()[1].compute_dtype,
-                tuned=tuned.get(cell.arm, {}) if sweep is None else {sweep.key: value},
-                tunes=None if sweep is None else sweep.arm.title,
-                amounts=cell.amounts(),
-                differs=differs[cell.arm],
-                measure=cell.measure,
-                measure_in={measure: part.measured_in(measure) for measure in MEASURES},
-                transport=part.transport,
-                documents=variant.documents,
-            )
+        ).write(self.folder)
 
 
 def model_facts(model: ModelConfig) -> dict[str, Any]:
@@ -188,40 +137,21 @@ def _weights_text(parent: ParentRecord | None) -> str:
 
 
 def make_plan(file: StudyFile, folder: Path, *, parent: Path | None = None) -> Plan:
-    """Turn a study file into cells; rejects every mistake that shows before training.
+    """Turn a study file into rows; rejects every mistake that shows before training.
 
     The tuned keys have the values that the runs in `folder` have chosen by now. `parent` is the run
     that stands for {parent} in the file.
     """
     if parent is not None and all(part.parent != PARENT for part in file.study.parts):
         raise ValueError(f'{file.path}: no part has from = "{PARENT}", so parent has no meaning')
-    cells: list[Cell] = []
+    rows: list[Row] = []
     for index, part in enumerate(file.study.parts):
         opened = _opened_parent(file, index, parent)
-        for variant in variants_of(part):
-            for arm, title, seed, config, waits in _models(file, index, variant, folder, opened):
-                _, train = config.for_training()
-                seeded = dataclasses.replace(train, seed=seed)
-                with file.at(f"parts[{index}].arms", f"'{title}': "):
-                    cell = Cell(
-                        number=len(cells) + 1,
-                        variant=variant,
-                        arm=title,
-                        arm_settings=arm,
-                        seed=seed,
-                        config=dataclasses.replace(config, train=seeded),
-                        context=_context(config, part),
-                        measure=_measures(variant, config.model),
-                        parameters=_parameters(config.model),
-                        flops_per_token=_flops(config, part),
-                        cpus=part.cpus,
-                        gpus=part.gpus,
-                        parent=opened,
-                        waits_for_tuning=waits,
-                    )
-                cells.append(cell)
-    check_plan(file, cells)
-    return Plan(file=file, folder=folder, cells=tuple(cells), parent=parent)
+        for empty, size in parts_of(part):
+            rows += _rows(file, index, empty, size, folder, opened)
+    rows = [replace(row, number=number) for number, row in enumerate(rows, start=1)]
+    check_plan(file, rows)
+    return Plan(file=file, folder=folder, rows=tuple(rows), parent=parent)
 
 
 def _opened_parent(file: StudyFile, index: int, given: Path | None) -> Parent | None:
@@ -236,62 +166,112 @@ def _opened_parent(file: StudyFile, index: int, given: Path | None) -> Parent | 
         return open_parent(path.resolve())
 
 
-def _models(
-    file: StudyFile, index: int, variant: Variant, folder: Path, parent: Parent | None
-) -> Iterator[tuple[ArmSettings, str, int, RunConfig, bool]]:
-    """Arm, title, seed and config of each run, and whether the config waits for tuning."""
-    part, here = variant.part, f"parts[{index}]"
-    if variant.is_tuning:
-        sweeps = sweeps_of(variant)
-        values = {value for sweep in sweeps for value in sweep.values}
-        with_value = {
-            value: _configs(
-                file, here, variant, folder, {s.arm.title: {s.key: value} for s in sweeps}, parent
-            )
-            for value in values
-        }
+def _rows(
+    file: StudyFile,
+    index: int,
+    empty: Row,
+    size: SizeSettings | None,
+    folder: Path,
+    parent: Parent | None,
+) -> Iterator[Row]:
+    """The rows of a part of the plan, from the columns that all of them share."""
+    part, here = file.study.parts[index], f"parts[{index}]"
+    models: dict[str, Row] = {}
+    own_dtype: set[str] = set()
+    seeds: dict[str, tuple[int, ...]] = {}
+
+    def add(arm: ArmSettings, title: str, config: RunConfig, **facts: Any) -> None:
+        if title in models:
+            raise file.refused(f"{here}.arms", f"two models of {empty.part} are called '{title}'")
+        with file.at(f"{here}.arms", f"'{title}': "):
+            models[title] = _with_model(empty, part, arm, title, config, parent, **facts)
+        seeds[title] = arm.seeds or part.seeds
+        if arm.train.get("compute_dtype", "auto") != "auto":
+            own_dtype.add(title)
+
+    if empty.is_tuning:
+        sweeps = sweeps_of(part, empty.size)
+        configs_at: dict[float, dict[str, RunConfig]] = {}
+        for value in {value for sweep in sweeps for value in sweep.values}:
+            all_with = {sweep.arm.title: {sweep.key: value} for sweep in sweeps}
+            configs_at[value] = _configs(file, here, empty, size, folder, all_with, parent)
         for sweep in sweeps:
             for value in sweep.values:
-                config = with_value[value][sweep.arm.title]
-                yield sweep.arm, sweep.title(value), part.tune_seed, config, False
-        return
-    tuned = _tuned(variant, folder)
-    by_arm = _configs(file, here, variant, folder, tuned, parent)
-    seeds = {arm.title: arm.seeds or part.seeds for arm in variant.arms}
+                title, tuned = sweep.title(value), {sweep.key: value}
+                config = configs_at[value][sweep.arm.title]
+                add(sweep.arm, title, config, tuned=tuned, tunes=sweep.arm.title)
+                seeds[title] = (part.tune_seed,)
+    else:
+        tuned = tuned_values(part, empty.size, folder)
+        by_arm = _configs(file, here, empty, size, folder, tuned, parent)
+        for arm in arms_of(part, empty.size):
+            add(arm, arm.title, by_arm[arm.title], tuned=tuned.get(arm.title, {}))
+    differs = differences({title: row.with_config() for title, row in models.items()})
+    shared = next((title for title in models if title not in own_dtype), next(iter(models)))
+    _, trained = models[shared].with_config().for_training()
     for turn in range(max(map(len, seeds.values()))):  # the first seed of every model comes first
-        for arm in variant.arms:
-            title = arm.title
+        for title, row in models.items():
             if turn < len(seeds[title]):
-                waits = bool(part.tune) and not tuned[title]
-                yield arm, title, seeds[title][turn], by_arm[title], waits
+                seed, config = seeds[title][turn], row.with_config()
+                _, train = config.for_training()
+                yield replace(
+                    row,
+                    seed=seed,
+                    run=run_name(row.part, title, seed),
+                    config=replace(config, train=replace(train, seed=seed)),
+                    differs=differs[title],
+                    compute_dtype=trained.compute_dtype,
+                )
 
 
-def _tuned(variant: Variant, folder: Path) -> dict[str, dict[str, float]]:
-    """The value of the tuned key for each model; empty while it is not known."""
-    tuned: dict[str, dict[str, float]] = {}
-    for sweep in sweeps_of(variant):
-        value = tuned_value(folder, variant, sweep)
-        tuned[sweep.arm.title] = {} if value is None else {sweep.key: value}
-    return tuned
+def _with_model(
+    empty: Row,
+    part: PartSettings,
+    arm: ArmSettings,
+    title: str,
+    config: RunConfig,
+    parent: Parent | None,
+    **facts: Any,
+) -> Row:
+    """A row with the columns of its model, but without a seed."""
+    model, context = meta_model(config.model, form="torch"), _context(config, part)
+    flops = _flops(config, part)
+    return replace(
+        empty,
+        arm=title,
+        **model_facts(config.model),
+        deepened=arm.layers_for_flops_of,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        flops_per_token=flops,
+        parent=None if parent is None else parent.record(config.model),
+        rate=config.for_training()[1].peak_lr,
+        amounts=amounts(config, context=context, flops_per_token=flops),
+        measure=_measures(empty, part, config.model),
+        context=context,
+        config=config,
+        **facts,
+    )
 
 
 def _configs(
     file: StudyFile,
     here: str,
-    variant: Variant,
+    row: Row,
+    size: SizeSettings | None,
     folder: Path,
     tuned: Mapping[str, Mapping[str, float]],
     parent: Parent | None,
 ) -> dict[str, RunConfig]:
-    """The config of every model of a variant, in the order of the study file."""
-    part = variant.part
+    """The config of every model of a part of the plan, in the order of the study file."""
+    part = file.part(row.family)
+    arms = arms_of(part, row.size)
     with file.at(f"{here}.config"):
         path = catalog.config_file(part.config, beside=file.path.parent)
     if not path.is_file():
         raise file.refused(f"{here}.config", f"{part.config}: there is no such config")
     found: dict[str, RunConfig] = {}
-    for arm in sorted(variant.arms, key=lambda arm: arm.layers_for_flops_of is not None):
-        overrides = _overrides(variant, arm, folder, tuned.get(arm.title, {}))
+    for arm in sorted(arms, key=lambda arm: arm.layers_for_flops_of is not None):
+        overrides = _overrides(part, row, size, arm, folder, tuned.get(arm.title, {}))
         try:
             config = configs.load(path, overrides, base=None if parent is None else parent.model)
             config.for_training()
@@ -299,13 +279,13 @@ def _configs(
             raise file.refused(_place(here, part, error), error) from None
         if arm.layers_for_flops_of is not None:
             if arm.layers_for_flops_of not in found:
-                reason = f"'{arm.layers_for_flops_of}' has no size {variant.name}"
+                reason = f"'{arm.layers_for_flops_of}' has no size {row.part}"
                 raise file.refused(f"{here}.arms", reason)
             config = _deepened(file, here, part, arm, config, found[arm.layers_for_flops_of])
         if parent is not None:
             _check_parent(file, here, arm, config, parent)
         found[arm.title] = config
-    return {arm.title: _in_one_dtype(found[arm.title], variant, folder) for arm in variant.arms}
+    return {arm.title: _in_one_dtype(found[arm.title], row, folder) for arm in arms}
 
 
 def _check_parent(
@@ -317,10 +297,14 @@ def _check_parent(
 
 
 def _overrides(
-    variant: Variant, arm: ArmSettings, folder: Path, tuned: Mapping[str, float]
+    part: PartSettings,
+    row: Row,
+    size: SizeSettings | None,
+    arm: ArmSettings,
+    folder: Path,
+    tuned: Mapping[str, float],
 ) -> configs.Tables:
     """The keys that replace those of the config: the part's, the size's, the arm's, the tuned."""
-    part, size = variant.part, variant.size
     model: dict[str, Any] = {**part.model, **({} if size is None else size.model), **arm.model}
     train: dict[str, Any] = {**part.train, **({} if size is None else size.train), **arm.train}
     tables = {
@@ -328,27 +312,27 @@ def _overrides(
         "data": {"path": str(folder / DATA / part.name), **part.data, **arm.data},
         "train": train,
     }
-    if variant.tokens is not None:
+    if row.tokens is not None:
         kept = {key: value for key, value in train.items() if key not in BUDGETS}
-        tables["train"] = {**kept, "tokens": variant.tokens}
+        tables["train"] = {**kept, "tokens": row.tokens}
     for key, value in tuned.items():
         section, _, name = key.partition(".")
         tables[section] = {**tables[section], name: value}
     return tables
 
 
-def _in_one_dtype(config: RunConfig, variant: Variant, folder: Path) -> RunConfig:
+def _in_one_dtype(config: RunConfig, row: Row, folder: Path) -> RunConfig:
     """Replace the compute type `auto` by that of an earlier plan, or else of this machine's CPU.
 
     All cells compute in one type, wherever they run. In a part for GPUs each cell resolves `auto`.
     """
     _, train = config.for_training()
-    if train.compute_dtype != "auto" or variant.part.gpus:
+    if train.compute_dtype != "auto" or row.gpus:
         return config
     planned = read_plan(folder).rows if is_there(folder / PLAN) else ()
-    before = [row.compute_dtype for row in planned if row.part == variant.name]
+    before = [earlier.compute_dtype for earlier in planned if earlier.part == row.part]
     dtype = before[0] if before else choose_compute_dtype("auto", "cpu")
-    return dataclasses.replace(config, train=dataclasses.replace(train, compute_dtype=dtype))
+    return replace(config, train=replace(train, compute_dtype=dtype))
 
 
 def _place(here: str, part: PartSettings, error: ValueError) -> str:
@@ -376,8 +360,8 @@ def _deepened(
 
     def of(periods: int) -> RunConfig:
         with file.at(f"{here}.arms", f"'{arm.title}' needs a named loop for layers_for_flops_of: "):
-            model = dataclasses.replace(config.model, num_layers=periods * period)
-        return dataclasses.replace(config, model=model)
+            model = replace(config.model, num_layers=periods * period)
+        return replace(config, model=model)
 
     first, second = flops(of(1)), flops(of(2))
     exact = 1 + (wanted - first) / (second - first)  # layers of a named loop cost the same
@@ -408,14 +392,9 @@ def _flops(config: RunConfig, part: PartSettings) -> float:
     return training_flops_per_token(model, context=context)
 
 
-def _measures(variant: Variant, model: ModelConfig) -> tuple[str, ...]:
+def _measures(row: Row, part: PartSettings, model: ModelConfig) -> tuple[str, ...]:
     """The measures of the part that say something about a model."""
-    if variant.is_tuning:
+    if row.is_tuning:
         return (TUNING_MEASURE,)
     schedule = model.occurrences()
-    return tuple(name for name in variant.part.measure if MEASURES[name].applies_to(schedule))
-
-
-def _parameters(config: ModelConfig) -> int:
-    model = meta_model(config, form="torch")
-    return sum(parameter.numel() for parameter in model.parameters())
+    return tuple(name for name in part.measure if MEASURES[name].applies_to(schedule))

@@ -1,4 +1,4 @@
-"""What shows before training to be wrong in the cells of a plan."""
+"""What shows before training to be wrong in the rows of a plan."""
 
 import dataclasses
 import os
@@ -10,11 +10,11 @@ from mixerloop.data.preparation import TaskPreparation
 from mixerloop.data.prepared import Prepared
 from mixerloop.data.task_folder import TaskFolder
 from mixerloop.data.tasks.registry import task_of
-from mixerloop.studies.cell import Cell
-from mixerloop.studies.matching import check_budget, check_equal
+from mixerloop.studies.matching import amounts, check_budget, check_equal
 from mixerloop.studies.measuring import check_measure
-from mixerloop.studies.study import StudyFile, folder_key, preparation_of
-from mixerloop.studies.variants import Variant
+from mixerloop.studies.study import PartSettings, StudyFile, folder_key, preparation_of
+from mixerloop.studies.table import Row, Table
+from mixerloop.studies.variants import sweeps_of
 from mixerloop.study_folder import DATA, TransportSettings
 
 NAME_BYTES = 200
@@ -22,107 +22,123 @@ NAME_BYTES = 200
 one name; figures and unfinished files are named after these with some bytes more."""
 
 
-def check_plan(file: StudyFile, cells: Sequence[Cell]) -> None:
-    """Reject names, budgets and measures that are wrong in any of a study's cells."""
-    _check_names(file, cells)
-    variants: dict[str, dict[str, Cell]] = {}
-    for cell in cells:
-        variants.setdefault(cell.part, {}).setdefault(cell.arm, cell)
-    for models in variants.values():
-        _check_matched(file, list(models.values()))
-        for cell in models.values():
-            data = _known_data(cell)
+def check_plan(file: StudyFile, rows: Sequence[Row]) -> None:
+    """Reject names, budgets and measures that are wrong in any of a study's rows."""
+    _check_names(file, rows)
+    parts = Table(tuple(rows)).by("part").values()
+    for part in parts:
+        models = [arm.first for arm in part.by("arm").values()]
+        _check_matched(file, models)
+        for row in models:
+            data = _known_data(file, row)
             if data is not None:
-                with file.at(f"{file.place_of(cell.settings)}.arms", f"'{cell.arm}': "):
-                    check_fits("its task", data.vocab_size, cell.config.model.vocab_size)
-            check_measures(file, cell, cell.measure, data)
-    _check_budgets(file, [next(iter(models.values())) for models in variants.values()])
+                with file.at(f"{file.place_of(row.family)}.arms", f"'{row.arm}': "):
+                    check_fits("its task", data.vocab_size, row.vocab_size)
+            check_measures(file, row, row.measure, data)
+    _check_budgets(file, [part.first for part in parts])
 
 
-def _check_names(file: StudyFile, cells: Sequence[Cell]) -> None:
+def _check_names(file: StudyFile, rows: Sequence[Row]) -> None:
     """Reject two things of one name, and names that a file system does not hold."""
-    owners, names = dict[str, Variant](), set[str]()
-    for cell in cells:
-        here, name = file.place_of(cell.settings), folder_key(cell.name)
-        owner = owners.setdefault(folder_key(cell.part), cell.variant)
-        if owner != cell.variant:
+    owners, names = dict[str, Row](), set[str]()
+    for row in rows:
+        here, name = file.place_of(row.family), folder_key(row.run)
+        owner = owners.setdefault(folder_key(row.part), row)
+        if _part_of(owner) != _part_of(row):
             raise file.refused(
                 f"{here}.name",
-                f"'{cell.part}' would be a folder of part '{owner.part.name}' and of part "
-                f"'{cell.settings.name}'; rename a part or a size",
+                f"'{row.part}' would be a folder of part '{owner.family}' and of part "
+                f"'{row.family}'; rename a part or a size",
             )
         if name in names:
-            raise file.refused(f"{here}.arms", f"two cells are called '{cell.name}'")
+            raise file.refused(f"{here}.arms", f"two cells are called '{row.run}'")
         names.add(name)
-        size = len(os.fsencode(f"{cell.part}{cell.arm}{cell.seed}"))
+        size = len(os.fsencode(f"{row.part}{row.arm}{row.seed}"))
         if size > NAME_BYTES:
             raise file.refused(
                 f"{here}.arms",
-                f"the names of '{cell.name}' have {size} bytes, and file names have room for "
+                f"the names of '{row.run}' have {size} bytes, and file names have room for "
                 f"{NAME_BYTES}; give the arm a shorter name",
             )
 
 
-def _check_matched(file: StudyFile, models: Sequence[Cell]) -> None:
+def _part_of(row: Row) -> tuple[str, str | None, int | None, bool]:
+    return row.family, row.size, row.tokens, row.is_tuning
+
+
+def _check_matched(file: StudyFile, models: Sequence[Row]) -> None:
     """Reject models that are not given the same amount of what their part matches."""
-    first, part = models[0], models[0].settings
-    here = file.place_of(part)
-    for cell in models:
-        with file.at(f"{here}.match" if cell is first else f"{here}.arms", f"'{cell.arm}': "):
-            check_budget(part.match, cell.config)
-        if cell.context != first.context and "nll" in part.measure:
+    first, part = models[0], file.part(models[0].family)
+    here = file.place_of(part.name)
+    for row in models:
+        with file.at(f"{here}.match" if row is first else f"{here}.arms", f"'{row.arm}': "):
+            check_budget(part.match, row.with_config())
+        if row.context != first.context and "nll" in part.measure:
             raise file.refused(
                 f"{here}.arms",
-                f"'{cell.arm}' reads windows of {cell.context} tokens and '{first.arm}' of "
+                f"'{row.arm}' reads windows of {row.context} tokens and '{first.arm}' of "
                 f"{first.context}: their NLL cannot be compared",
             )
-    if all(cell.context is not None for cell in models):  # else the data is rejected when opened
+    if all(row.context is not None for row in models):  # else the data is rejected when opened
         with file.at(f"{here}.arms"):
-            given = [(cell.arm, one.amounts()) for cell in models for one in cell.possible()]
+            given = [(row.arm, each) for row in models for each in _possible_amounts(part, row)]
             check_equal(part.match, given)
 
 
-def _check_budgets(file: StudyFile, of_variants: Sequence[Cell]) -> None:
+def _possible_amounts(part: PartSettings, row: Row) -> list[dict[str, float]]:
+    """The amounts of a row, or those with each value that tuning may choose for it."""
+    config = row.with_config()
+    _, train = config.for_training()
+    keys = [
+        {sweep.key.removeprefix("train."): value}
+        for sweep in sweeps_of(part, row.size)
+        for value in sweep.values
+        if row.waits_for_tuning and sweep.arm.title == row.arm and sweep.key.startswith("train.")
+    ]
+    tried = [dataclasses.replace(config, train=dataclasses.replace(train, **key)) for key in keys]
+    context, flops = row.context, row.flops_per_token
+    return [amounts(one, context=context, flops_per_token=flops) for one in tried or [config]]
+
+
+def _check_budgets(file: StudyFile, of_parts: Sequence[Row]) -> None:
     """Reject budgets in tokens that are less than a step, or the same number of steps."""
-    trained = dict[tuple[str, str, bool, float], int]()
-    for cell in of_variants:
-        variant, tokens = cell.variant, cell.amounts().get("tokens")
-        if variant.tokens is None or tokens is None:
+    trained = dict[tuple[str, str | None, bool, float], int]()
+    for row in of_parts:
+        tokens = row.amounts.get("tokens")
+        if row.tokens is None or tokens is None:
             continue
-        _, train = cell.config.for_training()
-        step = train.global_batch * (cell.context or 1)
-        key = "tune_tokens" if variant.is_tuning else "tokens"
-        with file.at(f"{file.place_of(cell.settings)}.{key}"):
-            if variant.tokens < step:
-                raise ValueError(f"{variant.tokens:,} tokens are less than a step of {step:,}")
-            size = "" if variant.size is None else variant.size.name
-            these = (cell.settings.name, size, variant.is_tuning, tokens)
-            other = trained.setdefault(these, variant.tokens)
-            if other != variant.tokens:
+        _, train = row.with_config().for_training()
+        step = train.global_batch * (row.context or 1)
+        key = "tune_tokens" if row.is_tuning else "tokens"
+        with file.at(f"{file.place_of(row.family)}.{key}"):
+            if row.tokens < step:
+                raise ValueError(f"{row.tokens:,} tokens are less than a step of {step:,}")
+            other = trained.setdefault((row.family, row.size, row.is_tuning, tokens), row.tokens)
+            if other != row.tokens:
                 raise ValueError(
-                    f"{other:,} and {variant.tokens:,} tokens are both {tokens:,} in whole steps"
+                    f"{other:,} and {row.tokens:,} tokens are both {tokens:,} in whole steps"
                 )
 
 
-def _known_data(cell: Cell) -> Prepared | None:
-    """The data of a cell as far as the study file says it: a synthetic task."""
-    preparation = preparation_of(cell.settings)
+def _known_data(file: StudyFile, row: Row) -> Prepared | None:
+    """The data of a row as far as the study file says it: a synthetic task."""
+    preparation = preparation_of(file.part(row.family))
     if not isinstance(preparation, TaskPreparation):
         return None
     settings = preparation.settings
-    return TaskFolder(Path(DATA) / cell.settings.name, task_of(settings), settings)
+    return TaskFolder(Path(DATA) / row.family, task_of(settings), settings)
 
 
 def check_measures(
-    file: StudyFile, cell: Cell, measures: Iterable[str], data: Prepared | None
+    file: StudyFile, row: Row, measures: Iterable[str], data: Prepared | None
 ) -> None:
-    """Reject measures that cannot be taken of a cell after its training."""
-    here, transport = file.place_of(cell.settings), cell.settings.transport
+    """Reject measures that cannot be taken of a row after its training."""
+    here = file.place_of(row.family)
     for measure in measures:
         try:
-            check_measure(measure, data, cell.config, cell.variant)
+            check_measure(measure, data, row.with_config(), row)
         except ValueError as error:
-            named = [key for key in dataclasses.asdict(transport) if key in str(error)]
-            is_named = named and transport != TransportSettings()
+            named = [key for key in dataclasses.asdict(row.transport) if key in str(error)]
+            is_named = named and row.transport != TransportSettings()
             place = f"{here}.transport.{named[0]}" if is_named else f"{here}.measure"
-            raise file.refused(place, f"'{cell.arm}', {measure}: {error}") from None
+            raise file.refused(place, f"'{row.arm}', {measure}: {error}") from None

@@ -22,7 +22,7 @@ from mixerloop.result_files import (
     read_sealed_file,
 )
 from mixerloop.results import Provenance, Result, encode
-from mixerloop.studies.table import CurvePoint, Origin, Row
+from mixerloop.studies.table import CurvePoint, Row
 from mixerloop.study_folder import PLAN, PrefillSettings
 
 
@@ -97,13 +97,14 @@ def _row(cell: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
     before: dict[str, Any] = {
         **{"deepened": None, "layer_parameters": [], "tuned": {}, "tunes": None, "amounts": {}},
         **{"differs": {}, "measure_in": {}, "size": None, "tokens": None, "is_tuning": False},
-        **{"documents": None, "family": part["name"]},
+        **{"documents": None, "family": part["name"], "context": None, "cpus": 1, "gpus": 0},
     }
     of_part = {key: part[key] for key in part if key not in ("name", "arms", "seeds", "parent")}
     of_arm = {key: arm[key] for key in arm if key not in ("name", "fresh")}
     of_cell = {key: cell[key] for key in cell if key != "name"}
     row = {**before, **of_part, **of_arm, **of_cell, "run": cell["name"], "parent": parent}
-    return {**row, "family": row["family"] or part["name"]}
+    rate = row["tuned"].get("train.peak_lr")
+    return {**row, "family": row["family"] or part["name"], "rate": rate}
 
 
 def filled(row: Row, folder: Path) -> Row:
@@ -171,14 +172,24 @@ def read_run(path: Path, *, arm: str = "") -> Row:
     result = next(iter(results.values()))
     if checkpoint is not None and _fingerprint(checkpoint) != result.provenance.checkpoint_sha256:
         raise ValueError(f"{folder}: its results are not of {checkpoint}; evaluate it again")
-    return Row(
+    row = Row(
         arm=arm,
         seed=result.provenance.seed,
         schedule=result.schedule,
         path=path,
         results=results,
         units={name: _units(folder, MEASURES[name], one) for name, one in results.items()},
-        origin=None if checkpoint is None else _origin(checkpoint),
+    )
+    if checkpoint is None:
+        return row
+    run = checkpoint.parent.parent
+    has_provenance = is_there(run / runs.PROVENANCE)
+    return replace(
+        row,
+        config=configs.load(checkpoint / runs.CONFIG),
+        parent=read_parent(checkpoint),
+        trained_on=runs.read_provenance(run).get("data") if has_provenance else None,
+        step=checkpoint.name,
     )
 
 
@@ -203,14 +214,3 @@ def _units(folder: Path, measure: Measure, result: Result) -> Units[Any]:
 def _fingerprint(checkpoint: Path) -> str:
     sealed_files(checkpoint)  # a damaged list is no other checkpoint
     return file_sha256(checkpoint / runs.CONTENTS)
-
-
-def _origin(checkpoint: Path) -> Origin:
-    run, parent = checkpoint.parent.parent, read_parent(checkpoint)
-    has_provenance = is_there(run / runs.PROVENANCE)
-    return Origin(
-        config=configs.load(checkpoint / runs.CONFIG),
-        trained_on=runs.read_provenance(run).get("data") if has_provenance else None,
-        step=checkpoint.name,
-        parent=None if parent is None else parent.sha256,
-    )

@@ -4,44 +4,23 @@ The plan writes rows, cells fill them, and comparisons, laws and reports read th
 with what the plan says of it; its last columns are what its files hold.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+import contextlib
+import importlib
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from mixerloop.config import ComputeDtype, ComputeDtypeChoice, Documents, RunConfig
-from mixerloop.evaluation.comparison_result import (
-    Arm,
-    Comparison,
-    Pair,
-    TaskPart,
-    judged_together,
-    task_warnings,
-)
-from mixerloop.evaluation.difference import PAIRS_FROM, Scores, difference
+from mixerloop.evaluation.comparison_result import Comparison
 from mixerloop.evaluation.units import Units
 from mixerloop.intervals import over_runs
-from mixerloop.measures import MEASURES, Measure, score_named
 from mixerloop.parent_record import ParentRecord
 from mixerloop.parsing import from_dict
-from mixerloop.results import Estimate, PointEstimate, Result, encode, result_provenance
+from mixerloop.results import Estimate, PartialEstimate, PointEstimate, Result, encode
 from mixerloop.study_folder import MEASURED_IN, Match, TransportSettings
 
 R = TypeVar("R", bound=Result)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """What the checkpoint of a row says of its training."""
-
-    config: RunConfig
-    trained_on: str | None = None
-    """Fingerprint of the training data."""
-    step: str
-    """The checkpoint's name."""
-    parent: str | None = None
-    """Fingerprint of the weights that the run began with; None for fresh weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +78,8 @@ class Row:
     """The arguments of `mixerloop data prepare`."""
     compute_dtype: ComputeDtypeChoice = "auto"
     """The compute type of models that name none of their own; a cell on a GPU resolves `auto`."""
+    rate: float | None = None
+    """The peak learning rate; older plans have it only if it was tuned."""
     tuned: dict[str, float] = field(default_factory=dict)
     """The value of the tuned key; empty if the part does not tune, or has not yet."""
     tunes: str | None = None
@@ -115,14 +96,23 @@ class Row:
     documents: Documents | None = None
     """The held-out documents that an NLL is of; None for any, as in older plans."""
 
+    context: int | None = None
+    """Tokens of a window; None if neither the config nor the data decides."""
+    cpus: int = 1
+    gpus: int = 0
+
+    config: RunConfig | None = field(default=None, metadata={"filled": True})
+    """The config of the run; None for a row that was read from a plan or from results alone."""
     path: Path | None = field(default=None, metadata={"filled": True})
     """The folder of the run, or of its results; None until the row is filled."""
     results: Mapping[str, Result] = field(default_factory=dict, metadata={"filled": True})
     """By the name of the measure; empty until all that the plan asks for are there."""
     units: Mapping[str, Units[Any]] = field(default_factory=dict, metadata={"filled": True})
     """The scores of single units, by the name of the measure; read for a comparison only."""
-    origin: Origin | None = field(default=None, metadata={"filled": True})
-    """None for results in a folder outside a run; read for a comparison only."""
+    trained_on: str | None = field(default=None, metadata={"filled": True})
+    """Fingerprint of the training data; read for a comparison only, as is `step`."""
+    step: str | None = field(default=None, metadata={"filled": True})
+    """The name of the checkpoint."""
     curve: tuple[CurvePoint, ...] = field(default=(), metadata={"filled": True})
     seconds: float | None = field(default=None, metadata={"filled": True})
     """Seconds of training."""
@@ -152,6 +142,26 @@ class Row:
         """The result of a type; None if the row has none."""
         return next((one for one in self.results.values() if type(one) is kind), None)
 
+    def figures(self) -> dict[str, float | None]:
+        """Each figure of each result, such as `nll.nll`, with the ends of its interval."""
+        return {
+            f"{measure}.{name}{end}": getattr(figure, key)
+            for measure, result in self.results.items()
+            for name, figure in vars(result).items()
+            if isinstance(figure, Estimate | PointEstimate | PartialEstimate)
+            for end, key in (("", "value"), ("_lower", "lower"), ("_upper", "upper"))
+        }
+
+    @property
+    def waits_for_tuning(self) -> bool:
+        """Whether the tuned key has no value yet: the runs that tune it come first."""
+        return self.documents == "test" and not self.tuned
+
+    def with_config(self) -> RunConfig:
+        """The config of a row that is to be trained."""
+        assert self.config is not None
+        return self.config
+
     @property
     def place(self) -> Path:
         """The folder of a filled row."""
@@ -161,6 +171,12 @@ class Row:
 
 PLANNED = tuple(one.name for one in fields(Row) if "filled" not in one.metadata)
 """The columns that the plan writes."""
+SCALARS = (
+    *("number", "run", "part", "family", "size", "tokens", "is_tuning", "arm", "seed", "schedule"),
+    *("num_layers", "d_model", "vocab_size", "parameters", "flops_per_token", "rate"),
+    *("context", "trained_tokens", "seconds"),
+)
+"""The columns of a data frame that are columns of a row."""
 
 
 @dataclass(frozen=True)
@@ -240,48 +256,28 @@ class Table:
 
         `seed` is that of the resampling. The rows of an arm differ in their seed.
         """
-        if len(self) < 2:
-            raise ValueError("a comparison needs two runs or more")
-        _check_different(self.rows)
-        units, not_compared = _units_of_all(self.rows)
-        if not units:
-            compared = [measure.name for measure in MEASURES.values() if measure.units is not None]
-            raise ValueError(
-                "; ".join(not_compared)
-                or "no measure was taken of all these runs; measure each of them by one of "
-                f"{', '.join(compared)}"
-            )
-        scores: dict[str, Scores] = {}
-        for name, of_rows in units.items():
-            _check_agree(self.rows, of_rows, MEASURES[name])
-            scores |= type(of_rows[0]).scores(of_rows, seed=seed)
-        places = {
-            name: sorted(
-                (n for n, row in enumerate(self.rows) if row.arm == name),
-                key=lambda n: (self.rows[n].seed is None, self.rows[n].seed),
-            )
-            for name in self.by("arm")
-        }
-        arms = {name: self._arm(name, at, scores) for name, at in places.items()}
-        pairs = tuple(
-            _pair(arms[first], arms[second], places, scores, units, seed=seed)
-            for first, second in combinations(arms, 2)
-        )
-        comparison = Comparison(
-            arms=tuple(arms.values()),
-            pairs=pairs,
-            warnings=(*not_compared, *_common_warnings(self.rows, units)),
-            provenance=result_provenance(seed=seed),
-        )
-        return judged_together([comparison])[0]
+        from mixerloop.studies.comparing import compare
 
-    def _arm(self, name: str, at: Sequence[int], scores: Mapping[str, Scores]) -> Arm:
-        return Arm(
-            name=name,
-            runs=tuple(str(self.rows[n].path) for n in at),
-            seeds=tuple(self.rows[n].seed for n in at),
-            scores={score: float(of.points[list(at)].mean()) for score, of in scores.items()},
-        )
+        return compare(self, seed=seed)
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows as flat records of equal columns: plan, training, and figures by measure."""
+        figures = [row.figures() for row in self]
+        names = dict.fromkeys(name for of_row in figures for name in of_row)
+        return [
+            {
+                **{name: getattr(row, name) for name in SCALARS},
+                **{name: of_row.get(name) for name in names},
+            }
+            for row, of_row in zip(self, figures, strict=True)
+        ]
+
+    def frame(self) -> Any:
+        """The records as a data frame of pandas or polars, whichever is installed."""
+        for package in ("pandas", "polars"):
+            with contextlib.suppress(ImportError):
+                return importlib.import_module(package).DataFrame(self.records())
+        raise ValueError("a data frame needs pandas or polars: pip install pandas")
 
 
 def by_value(values: Mapping[str, str]) -> str:
@@ -292,101 +288,3 @@ def by_value(values: Mapping[str, str]) -> str:
     if len(models) == 1:
         return next(iter(models))
     return ", ".join(f"{value} ({', '.join(of)})" for value, of in models.items())
-
-
-def _model(row: Row) -> tuple[str | None, str]:
-    result = next(iter(row.results.values()))
-    return result.provenance.checkpoint_sha256, result.schedule
-
-
-def _check_different(rows: Sequence[Row]) -> None:
-    for first, second in combinations(rows, 2):
-        if _model(first) == _model(second):
-            raise ValueError(f"{first.path} and {second.path} are the same model")
-
-
-def _units_of_all(rows: Sequence[Row]) -> tuple[dict[str, list[Units[Any]]], list[str]]:
-    """The units of each measure that all rows have, and why other such units are not compared."""
-    units: dict[str, list[Units[Any]]] = {}
-    not_compared = []
-    for name in MEASURES:
-        if not all(name in row.units for row in rows):
-            continue
-        reasons = [(row.path, row.units[name].not_compared_because()) for row in rows]
-        reason = next((f"{path}: {why}" for path, why in reasons if why), None)
-        if reason is None:
-            units[name] = [row.units[name] for row in rows]
-        else:
-            not_compared.append(reason)
-    return units, not_compared
-
-
-def _check_agree(rows: Sequence[Row], units: Sequence[Units[Any]], measure: Measure) -> None:
-    """Reject rows whose settings or units differ from those of the first row."""
-    first = units[0]
-    for row, of_row in zip(rows, units, strict=True):
-        for key, value in first.settings.items():
-            if of_row.settings[key] != value:
-                raise ValueError(
-                    f"{row.path}: {measure.label} was measured with {key} {of_row.settings[key]}, "
-                    f"and of {rows[0].path} with {value}"
-                )
-    for row, of_row in zip(rows, units, strict=True):
-        if (reason := of_row.mismatch(first)) is not None:
-            raise ValueError(f"{row.path}: {reason} {rows[0].path}")
-
-
-def _common_warnings(
-    rows: Sequence[Row], units: Mapping[str, Sequence[Units[Any]]]
-) -> Iterator[str]:
-    for name, measure in MEASURES.items():
-        missing = [row for row in rows if name not in row.units]
-        is_expected = measure.warn_if_unmeasured or len(missing) < len(rows)
-        if missing and measure.units is not None and is_expected:
-            yield f"{measure.label} is left out: it was not measured of {missing[0].path}"
-    for of_rows in units.values():
-        yield from of_rows[0].warnings()
-
-
-def _pair(
-    first: Arm,
-    second: Arm,
-    places: Mapping[str, Sequence[int]],
-    scores: Mapping[str, Scores],
-    units: Mapping[str, Sequence[Units[Any]]],
-    *,
-    seed: int,
-) -> Pair:
-    at, other = places[first.name], places[second.name]
-    same_seeds = None not in first.seeds and first.seeds == second.seeds
-    differences = {
-        name: difference(
-            of.of(list(at)),
-            of.of(list(other)),
-            same_seeds=same_seeds,
-            over=score_named(name).resampled,
-            seed=seed,
-        )
-        for name, of in scores.items()
-    }
-    tasks: dict[str, TaskPart] = {}
-    for of_rows in units.values():
-        tasks |= type(of_rows[0]).task_parts(of_rows, at, other)
-    return Pair(
-        first=first.name,
-        second=second.name,
-        seeds=_seeds_in_words(len(at), len(other), same_seeds=same_seeds),
-        measures=differences,
-        tasks=tasks,
-        warnings=tuple(task_warnings(tasks)),
-    )
-
-
-def _seeds_in_words(first: int, second: int, *, same_seeds: bool) -> str:
-    if first == second == 1:
-        return "one seed each: the interval is over examples, and does not cover other seeds"
-    if same_seeds and first >= PAIRS_FROM:
-        return f"{first} seeds, in pairs: the interval is over seeds and examples"
-    if 1 in (first, second):
-        return f"{first} and {second} seeds: the one is taken to vary as the others do"
-    return f"{first} and {second} seeds: the interval is over seeds and examples"
