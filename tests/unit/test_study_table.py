@@ -9,7 +9,7 @@ import pytest
 
 from law_study import SIZES, nll_result, write_study
 from mixerloop import result_files
-from mixerloop.config import RunConfig, TrainConfig
+from mixerloop.config import DataConfig, RunConfig, TrainConfig
 from mixerloop.evaluation.nll_result import NllResult
 from mixerloop.files import read_sealed
 from mixerloop.parent_record import ParentRecord
@@ -55,13 +55,16 @@ def test_an_estimate_is_over_seeds_or_that_of_the_only_row():
 
 
 def test_a_cells_process_gets_the_row_that_was_planned():
-    config = RunConfig(model=MODEL, train=TrainConfig(steps=4, warmup_steps=1, seed=3))
+    train = TrainConfig(steps=4, warmup_steps=1, seed=3)
+    config = RunConfig(model=MODEL, data=DataConfig(path="data/p"), train=train)
     of = ParentRecord(folder="p", sha256="s", schedule="A F", step=1, run_id=None, fresh=("x",))
     planned = Row(run="p/ä-seed3", arm="ä", seed=3, measure=("nll",), parent=of, tokens=7)
     text = row_text(replace(planned, config=config))
     assert text.isascii()
     got = row_from(text)
     assert replace(got, config=None) == planned
+    data, _ = got.with_config().for_training()
+    assert data.path == str(Path("data/p").resolve())
     assert row_text(got) == text
     for damaged in ("", "[]", "{}", text[:-9], text.replace('"seed": 3', '"seed": "3"')):
         with pytest.raises(ValueError, match="stdin: not the row of a cell"):

@@ -32,10 +32,14 @@ COMMAND = (sys.executable, "-P", "-m", "mixerloop.studies.cell_process")
 
 
 def row_text(row: "Row") -> str:
-    """What a cell's process needs to know of its row, as JSON."""
+    """What a cell's process needs to know of its row, as JSON; it may run in another folder."""
     from mixerloop.config import dump
 
-    return json.dumps({**row.planned(), "config": dump(row.with_config())})
+    config = row.with_config()
+    if config.data is not None:
+        path = str(Path(config.data.path).resolve())
+        config = replace(config, data=replace(config.data, path=path))
+    return json.dumps({**row.planned(), "config": dump(config)})
 
 
 def row_from(text: str) -> "Row":
