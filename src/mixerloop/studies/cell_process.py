@@ -91,7 +91,7 @@ def _run_cell() -> None:
     load_plugins()
     row = row_from(sys.stdin.read())
     from mixerloop.studies.cells import is_done
-    from mixerloop.studies.in_turn import run_in_turn
+    from mixerloop.studies.engines import run_in_turn
 
     folder, _, of = sys.argv[1:]
     machine.keep_freed_memory()

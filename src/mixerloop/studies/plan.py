@@ -22,8 +22,7 @@ from mixerloop.ops.precision import choose_compute_dtype
 from mixerloop.parent_record import ParentRecord
 from mixerloop.results import encode, result_provenance
 from mixerloop.schedule import BLOCK
-from mixerloop.studies.matching import FLOPS_AGREE, amounts, differences
-from mixerloop.studies.plan_checks import check_plan
+from mixerloop.studies.plan_checks import FLOPS_AGREE, amounts, check_plan, differences
 from mixerloop.studies.reading import StudyPlan, read_plan
 from mixerloop.studies.study import (
     PARENT,
@@ -107,29 +106,28 @@ class Plan:
         ).write(self.folder)
 
 
-def model_facts(model: ModelConfig) -> dict[str, Any]:
+def model_facts(config: ModelConfig) -> dict[str, Any]:
     """The columns of a row that say what its model is."""
+    model = meta_model(config, form="torch")
     return {
-        "schedule": notation(model.occurrences()),
-        "num_layers": model.num_layers,
-        "d_model": model.d_model,
-        "vocab_size": model.vocab_size,
-        "macs": {**account_model(model).projection_macs()},
-        "layer_parameters": tuple(_layer_parameters(model)),
+        "schedule": notation(config.occurrences()),
+        "num_layers": config.num_layers,
+        "d_model": config.d_model,
+        "vocab_size": config.vocab_size,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "macs": {**account_model(config).projection_macs()},
+        "layer_parameters": tuple(
+            {
+                sublayer: sum(
+                    parameter.numel()
+                    for name, parameter in layer.named_parameters()
+                    if name.startswith(sublayer)  # its norm too
+                )
+                for sublayer in BLOCK
+            }
+            for layer in model.layers
+        ),
     }
-
-
-def _layer_parameters(config: ModelConfig) -> Iterator[dict[str, int]]:
-    """For each layer the parameters of its mixer and of its ffn, norms included."""
-    for layer in meta_model(config, form="torch").layers:
-        yield {
-            sublayer: sum(
-                parameter.numel()
-                for name, parameter in layer.named_parameters()
-                if name.startswith(sublayer)
-            )
-            for sublayer in BLOCK
-        }
 
 
 def _weights_text(parent: ParentRecord | None) -> str:
@@ -234,14 +232,12 @@ def _with_model(
     **facts: Any,
 ) -> Row:
     """A row with the columns of its model, but without a seed."""
-    model, context = meta_model(config.model, form="torch"), _context(config, part)
-    flops = _flops(config, part)
+    context, flops = _context(config, part), _flops(config, part)
     return replace(
         empty,
         arm=title,
         **model_facts(config.model),
         deepened=arm.layers_for_flops_of,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
         flops_per_token=flops,
         parent=None if parent is None else parent.record(config.model),
         rate=config.for_training()[1].peak_lr,
@@ -283,17 +279,10 @@ def _configs(
                 raise file.refused(f"{here}.arms", reason)
             config = _deepened(file, here, part, arm, config, found[arm.layers_for_flops_of])
         if parent is not None:
-            _check_parent(file, here, arm, config, parent)
+            with file.at(f"{here}.from", f"'{arm.title}': "):
+                fresh_names(config.model, parent)  # raises if it does not fit
         found[arm.title] = config
     return {arm.title: _in_one_dtype(found[arm.title], row, folder) for arm in arms}
-
-
-def _check_parent(
-    file: StudyFile, here: str, arm: ArmSettings, config: RunConfig, parent: Parent
-) -> None:
-    """Reject a model that cannot take all weights of its parent."""
-    with file.at(f"{here}.from", f"'{arm.title}': "):
-        fresh_names(config.model, parent)
 
 
 def _overrides(

@@ -134,7 +134,6 @@ def _rows(group: Sequence[Path]) -> Iterator[Row]:
     recorded = runs.read_provenance(group[0]).get("flops_per_token")
     facts = {
         **model_facts(config),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "flops_per_token": training_flops_per_token(model) if recorded is None else recorded,
     }
     for path in group:

@@ -22,16 +22,16 @@ from mixerloop.studies.cells import (
     state_of,
 )
 from mixerloop.studies.display import CellLines, say
-from mixerloop.studies.expected_time import expected_of_all
-from mixerloop.studies.in_turn import run_in_turn
-from mixerloop.studies.plan import Plan, make_plan
-from mixerloop.studies.reporting import WrittenReport, make_report
-from mixerloop.studies.side_by_side import (
+from mixerloop.studies.engines import (
     default_jobs,
     is_timed,
+    run_in_turn,
     run_side_by_side,
     threads_of_each,
 )
+from mixerloop.studies.expected_time import expected_of_all
+from mixerloop.studies.plan import Plan, make_plan
+from mixerloop.studies.reporting import WrittenReport, make_report
 from mixerloop.studies.study import CORPUS, HELD_OUT, TOKENIZER, read_study
 from mixerloop.studies.table import Row, Table
 from mixerloop.study_folder import REPORT, default_folder

@@ -1,4 +1,4 @@
-"""Cells side by side on this machine: independent processes that share its cores.
+"""Cells on this machine: in turn in this process, or side by side in processes of their own.
 
 Small models train faster side by side, on one core each, than one after another on all cores. A
 process on one core is hardly slowed by its neighbours. A cell's numbers do not depend on how many
@@ -16,8 +16,11 @@ from pathlib import Path
 
 from mixerloop import machine
 from mixerloop.model.accounting import account_model
+from mixerloop.parsing import one_line
+from mixerloop.program import is_stopping
 from mixerloop.studies.cell_process import row_text, start_cell
-from mixerloop.studies.cells import is_done
+from mixerloop.studies.cells import is_done, run_cell
+from mixerloop.studies.display import heading, say
 from mixerloop.studies.table import Row
 
 RETRIES = 3
@@ -41,6 +44,29 @@ class _Worker:
     process: "subprocess.Popen[str]"
     reader: threading.Thread
     last_line: list[str]
+
+
+def run_in_turn(folder: Path, rows: Sequence[Row], *, of: int) -> list[str]:
+    """Run some of a study's `of` cells; returns the names of those that failed.
+
+    A cell that fails leaves its error in its record, and the next cell is run. A signal ends the
+    cell, which is resumed when the study is started again, and is passed on to the caller.
+    """
+    failed = []
+    for row in rows:
+        at = heading(row, of)
+        try:
+            if not run_cell(folder, row, lambda text, at=at: say(at, text)):
+                say(at, "another process has it")
+        except (KeyboardInterrupt, SystemExit):
+            say(at, "stopped; the same command goes on from here")
+            raise
+        except Exception as error:
+            if is_stopping():
+                raise
+            say(at, f"failed: {one_line(error)}")
+            failed.append(row.run)
+    return failed
 
 
 def default_jobs(rows: Sequence[Row]) -> int:
@@ -136,12 +162,12 @@ def _start(
         environment=environment,
     )
     last_line = [""]
-    heading = f"{row.run}: "
+    own_heading = f"{row.run}: "
 
     def read() -> None:
         assert process.stderr is not None
         for line in process.stderr:
-            if text := line.strip().rpartition(heading)[2]:
+            if text := line.strip().rpartition(own_heading)[2]:
                 last_line[0] = text
                 heard(row, text)
 
