@@ -17,7 +17,6 @@ from pathlib import Path
 
 from mixerloop import runs
 from mixerloop.data.corpora import prepare_text
-from mixerloop.evaluation.comparison import compare_runs
 from mixerloop.evaluation.held_out_nll import evaluate_nll
 from mixerloop.evaluation.nll_result import NllResult
 from mixerloop.files import json_text, write_file
@@ -28,6 +27,7 @@ from mixerloop.program import run_program
 from mixerloop.progress_line import ProgressLine, counting
 from mixerloop.reports.transport_figures import FIGURES, write_transport_figures
 from mixerloop.result_files import has_result, read_result
+from mixerloop.studies.comparing import compare_runs
 from mixerloop.text_tables import print_table, table_of
 from mixerloop.transport.measurement import Looking, measure_transport
 

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from mixerloop.config import load as load_config
     from mixerloop.data.corpora import prepare_climbmix, prepare_hops, prepare_stdlib, prepare_text
     from mixerloop.description import describe
-    from mixerloop.evaluation.comparison import compare_runs
     from mixerloop.evaluation.core.evaluate_core import evaluate_core
     from mixerloop.evaluation.held_out_nll import evaluate_nll
     from mixerloop.evaluation.hops_accuracy import evaluate_hops
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from mixerloop.laws.study_law import fit_law
     from mixerloop.machine import settle
     from mixerloop.model.generation import Sampling
+    from mixerloop.studies.comparing import compare_runs
     from mixerloop.studies.reporting import make_report
     from mixerloop.studies.running import run_study
     from mixerloop.text_generation import generate
@@ -60,7 +60,7 @@ __version__ = "0.2.0"
 _HOMES = {
     "Looking": "transport.measurement:Looking",
     "Sampling": "model.generation:Sampling",
-    "compare_runs": "evaluation.comparison:compare_runs",
+    "compare_runs": "studies.comparing:compare_runs",
     "describe": "description:describe",
     "evaluate_core": "evaluation.core.evaluate_core:evaluate_core",
     "evaluate_hops": "evaluation.hops_accuracy:evaluate_hops",

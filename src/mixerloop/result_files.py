@@ -5,7 +5,9 @@ was written, or an error that names the file and the command that measures again
 """
 
 import hashlib
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -105,18 +107,48 @@ def _begins(path: Path, beginnings: tuple[bytes, ...]) -> bool:
         return file.read(max(map(len, beginnings))).startswith(beginnings)
 
 
+SURELY_LATER = 10**8
+"""Nanoseconds after which another change of a file has another time in every file system."""
+_READ: dict[tuple[object, ...], Any] = {}
+
+
+def read_once(path: Path, read: Callable[[], T], *, what: object) -> T:
+    """What `read` says of a file, asked once in this process while the file stays as it is.
+
+    Callers share the value, and so must not change it. Errors are raised each time.
+    """
+    try:
+        file = path.stat()
+    except OSError:
+        return read()  # which names the problem
+    if time.time_ns() - file.st_mtime_ns < SURELY_LATER:
+        return read()  # the next change may leave size and time as they are
+    key = (path, file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns, what)
+    if key not in _READ:
+        _READ[key] = read()
+    return _READ[key]
+
+
 def read_result(folder: Path, measure: Measure) -> Result:
     """Read the result of a measure from a folder; raises if the file is missing or invalid."""
+    return _result_and_details(folder, measure)[0]
+
+
+def _result_and_details(folder: Path, measure: Measure) -> tuple[Result, Any]:
+    """A result, and the sha256 of each of its detail files by name."""
     path, again = folder / measure.file, _again(folder, measure)
-    data = _read_checked(path, again=again)
-    data.pop(DETAILS_SEAL, None)
-    return _decoded(measure.result_type(), data, path, again=again)
+
+    def read() -> tuple[Result, Any]:
+        data = read_sealed_file(path, again=again)
+        details = data.pop(DETAILS_SEAL, None)
+        return _decoded(measure.result_type(), data, path, again=again), details
+
+    return read_once(path, read, what=measure.name)
 
 
 def check_details(folder: Path, measure: Measure) -> None:
     """Raise if the details of a result are missing or not as they were written."""
-    again = _again(folder, measure)
-    sealed = _read_checked(folder / measure.file, again=again).get(DETAILS_SEAL)
+    again, sealed = _again(folder, measure), _result_and_details(folder, measure)[1]
     has_details = measure.details is not None and is_there(measure.details_in(folder))
     if not isinstance(sealed, dict) or (has_details and not sealed):
         raise ValueError(f"{folder / measure.file}: does not list its details; {again}")
@@ -124,7 +156,7 @@ def check_details(folder: Path, measure: Measure) -> None:
         path = folder / name
         if not path.is_file():
             raise ValueError(f"{path}: there is no such file; {again}")
-        if file_sha256(path) != sha256:
+        if read_once(path, partial(file_sha256, path), what="sha256") != sha256:
             reason = "its sha256 is not the recorded one"
             raise ValueError(f"{path}: not as it was written ({reason}); {again}")
 
@@ -160,7 +192,11 @@ def is_of(result: Result, documents: Documents | None) -> bool:
 
 def read_typed(cls: type[T], path: Path, *, again: str) -> T:
     """A sealed file as a dataclass; `again` says in the error how to make the file again."""
-    return _decoded(cls, _read_checked(path, again=again), path, again=again)
+    return read_once(
+        path,
+        lambda: _decoded(cls, read_sealed_file(path, again=again), path, again=again),
+        what=cls,
+    )
 
 
 def _decoded(cls: type[T], data: dict[str, Any], path: Path, *, again: str) -> T:
@@ -170,7 +206,7 @@ def _decoded(cls: type[T], data: dict[str, Any], path: Path, *, again: str) -> T
         raise ValueError(f"{path}: not as it was written ({one_line(error)}); {again}") from None
 
 
-def _read_checked(path: Path, *, again: str) -> dict[str, Any]:
+def read_sealed_file(path: Path, *, again: str) -> dict[str, Any]:
     """The content of a sealed file; `again` is part of every error."""
     try:
         data = read_json(path)

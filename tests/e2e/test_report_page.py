@@ -114,14 +114,18 @@ def hostile_page(page_file, tmp_path_factory):
     """The report of the same study, with names that are code where they are not escaped."""
     study = Path(shutil.copytree(page_file.parent, tmp_path_factory.mktemp("hostile") / "study"))
     plan = read_sealed(study / "plan.json")
-    (part,) = plan["parts"]
+    comparison = read_sealed(study / "hops/comparison.json")
     plan |= {"title": HOSTILE, "about": HOSTILE}
-    part["data"] = HOSTILE
-    for arm, name in zip(part["arms"], (HOSTILE, FORMULA, "[a](javascript:run)"), strict=True):
-        for cell in plan["cells"]:
-            cell["arm"] = name if cell["arm"] == arm["name"] else cell["arm"]
-        arm["name"] = name
+    arms = dict.fromkeys(row["arm"] for row in plan["rows"])
+    hostile = dict(zip(arms, (HOSTILE, FORMULA, "[a](javascript:run)"), strict=True))
+    for row in plan["rows"]:
+        row |= {"data": HOSTILE, "arm": hostile[row["arm"]]}
+    for arm in comparison["arms"]:
+        arm["name"] = hostile[arm["name"]]
+    for pair in comparison["pairs"]:
+        pair |= {key: hostile[pair[key]] for key in ("first", "second")}
     write_sealed(study / "plan.json", plan)
+    write_sealed(study / "hops/comparison.json", comparison)
     mixerloop("report", "study", cwd=str(study.parent))
     return study / "report.html"
 

@@ -168,7 +168,7 @@ def test_the_deeper_control_is_told_apart(finished_study):
     assert same in page
     assert "Besides, deeper has " in page
     plan = json.loads((finished_study / "whole/plan.json").read_text())
-    _, looped, deeper = plan["parts"][0]["arms"]
+    _, looped, deeper = plan["rows"][:3]
     assert deeper["flops_per_token"] == pytest.approx(looped["flops_per_token"], rel=0.05)
     assert deeper["parameters"] > looped["parameters"]
 

@@ -7,15 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from law_study import nll_result
 from mixerloop.config import RunConfig, TrainConfig
-from mixerloop.evaluation.comparison import compare, group_by_architecture, task_warnings
-from mixerloop.evaluation.comparison_result import judged_together
+from mixerloop.evaluation.comparison_result import judged_together, task_warnings
 from mixerloop.evaluation.core.core_units import CoreUnits
 from mixerloop.evaluation.core.metric import VERSIONS, Version
-from mixerloop.evaluation.measured_run import MeasuredRun
 from mixerloop.evaluation.nll_result import document_units, equal_documents
 from mixerloop.evaluation.task_result import sequence_units
-from mixerloop.results import encode
+from mixerloop.parent_record import ParentRecord
+from mixerloop.results import encode, result_provenance
+from mixerloop.studies.comparing import architectures
+from mixerloop.studies.table import Row, Table
 from small_model import small_config
 
 MODEL = small_config(num_layers=2, d_model=16, num_heads=2, d_head=8, d_ffn=24, vocab_size=50)
@@ -24,6 +26,12 @@ BASELINES: dict[Version, dict[str, float]] = {
     version: {"boolq": 0.62, "copa": 0.5} for version in VERSIONS
 }
 MAJORITY = {"boolq": 0.62, "copa": 0.55}
+
+
+PARENT = ParentRecord(
+    **{"folder": "runs/p", "sha256": "weights of another run", "schedule": "A F"},
+    **{"step": 4, "run_id": None, "fresh": ()},
+)
 
 
 def answers(share, num=100):
@@ -50,21 +58,38 @@ def nll_units(nats=(3.0, 6.0, 4.0), **asked):
 def run(name, schedule="2x(A2 F)", seed=1, core=None, nll=None, hops=None, **changes):
     train = TrainConfig(steps=4, warmup_steps=1, seed=seed)
     units = {"core": core, "nll": nll, "hops": hops}
-    measured = MeasuredRun(
+    row = Row(
         path=Path("runs") / name,
-        checkpoint=name,
         schedule=schedule,
         seed=seed,
+        results=weights(changes.pop("checkpoint", name), schedule),
         config=RunConfig(model=replace(MODEL, schedule=schedule), train=train),
         trained_on="data",
         step="step-4",
         units={name: found for name, found in units.items() if found is not None},
     )
-    return replace(measured, **changes)
+    return replace(row, **changes)
 
 
-def names(results):
-    return [(arm.name, arm.runs, arm.seeds) for arm in group_by_architecture(results)]
+def weights(checkpoint, schedule):
+    """A result of weights with this fingerprint; comparisons read no more of it."""
+    of = result_provenance(checkpoint_sha256=checkpoint)
+    return {"nll": nll_result(3.0, schedule=schedule, provenance=of)}
+
+
+def compare(rows):
+    named = zip(rows, architectures(rows), strict=True)
+    return Table(tuple(replace(row, arm=arm) for row, arm in named)).compare()
+
+
+def names(rows):
+    """The rows of each architecture by index, and their seeds, in the order of seeds."""
+    arms = architectures(rows)
+    groups = {
+        arm: sorted((n for n, one in enumerate(arms) if one == arm), key=lambda n: rows[n].seed)
+        for arm in arms
+    }
+    return [(arm, tuple(of), tuple(rows[n].seed for n in of)) for arm, of in groups.items()]
 
 
 def test_runs_that_differ_in_the_seed_are_one_architecture_in_the_order_of_seeds():
@@ -86,7 +111,7 @@ def test_a_single_document_is_not_compared_and_the_way_out_is_named():
 def test_runs_of_one_architecture_alone_are_compared_with_each_other():
     assert names([run("a", seed=1), run("b", seed=2)]) == [("a", (0,), (1,)), ("b", (1,), (2,))]
     twins = [run("x/run", seed=1), run("y/run", seed=2)]
-    assert [arm.name for arm in group_by_architecture(twins)] == ["runs/x/run", "runs/y/run"]
+    assert architectures(twins) == ["runs/x/run", "runs/y/run"]
 
 
 @pytest.mark.parametrize(
@@ -97,13 +122,13 @@ def test_runs_of_one_architecture_alone_are_compared_with_each_other():
         {"seed": 1},
         {"config": None},
         {"schedule": "2x(A4 F)"},
-        {"parent": "weights of another run"},
+        {"parent": PARENT},
     ],
 )
 def test_other_data_steps_schedules_parents_or_no_other_seed_are_no_seeds_of_one(other):
     full = run("f", "2x(A F)", seed=1)
-    found = group_by_architecture([run("a", seed=1), run("b", **({"seed": 2} | other)), full])
-    assert [len(arm.runs) for arm in found] == [1, 1, 1]
+    found = architectures([run("a", seed=1), run("b", **({"seed": 2} | other)), full])
+    assert len(set(found)) == 3
 
 
 def test_how_a_run_was_computed_makes_no_other_architecture():
@@ -112,7 +137,7 @@ def test_how_a_run_was_computed_makes_no_other_architecture():
     assert other.config.train is not None
     train = replace(other.config.train, micro_batch=2, device="cpu")
     other = replace(other, config=replace(other.config, train=train))
-    assert len(group_by_architecture([one, other, run("f", "2x(A F)")])) == 2
+    assert len(set(architectures([one, other, run("f", "2x(A F)")]))) == 2
 
 
 def test_micro_batches_make_no_other_architecture():
@@ -122,7 +147,7 @@ def test_micro_batches_make_no_other_architecture():
     for seed, number in ((1, 1), (2, 2)):
         train = TrainConfig(steps=4, warmup_steps=1, seed=seed, micro_batch=number)
         runs.append(run(str(seed), seed=seed, config=RunConfig(model=sparse, train=train)))
-    assert len(group_by_architecture([*runs, run("f", "2x(A F)")])) == 2
+    assert len(set(architectures([*runs, run("f", "2x(A F)")]))) == 2
 
 
 def test_seeds_that_were_given_a_time_end_at_steps_of_their_own():
@@ -186,7 +211,7 @@ def test_a_difference_is_resolved_over_seeds_and_never_with_one():
     assert pair.measures["core_v1"].verdict == "resolved"
     assert pair.measures["nll"].verdict == "resolved"
     assert pair.seeds.startswith("3 and 3 seeds")
-    same = replace(worse, checkpoint="copy", path=Path("copy"), seed=2)
+    same = replace(worse, results=weights("copy", worse.schedule), path=Path("copy"), seed=2)
     assert encode(compare([worse, same]))["pairs"][0]["measures"]["nll"] == {
         **{"value": 0, "lower": 0, "upper": 0, "over": "documents"},
         **{"p_value": None, "holm_p_value": None, "verdict": "one seed: no verdict"},
@@ -196,7 +221,7 @@ def test_a_difference_is_resolved_over_seeds_and_never_with_one():
 def seeded(one, seed):
     """The same answers of a model with another seed."""
     return run(
-        f"{one.path.name}{seed}",
+        f"{one.place.name}{seed}",
         one.schedule,
         seed,
         **dict(one.units),

@@ -14,9 +14,9 @@ import pytest
 from mixerloop.reports import drawing
 from mixerloop.reports.charts import _prefill_chart
 from mixerloop.reports.drawing import draw_figures, png_of
-from mixerloop.reports.figure import Figure, Row
+from mixerloop.reports.figure import Figure, Point
 
-ROWS: list[Row] = [
+ROWS: list[Point] = [
     {"size": "</text>=<b>", "batch": 1, "mixer_over_full": 2.0, "low": 1.0, "high": 3.0}
 ]
 GOOD = Figure("good", "Good", ROWS, partial(_prefill_chart, ROWS))

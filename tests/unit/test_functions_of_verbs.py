@@ -137,7 +137,7 @@ def test_an_installation_with_every_trouble_fits_a_screen():
 def test_a_plan_is_made_without_writing_anything(study):
     planned = plan_study(study, out=study.parent / "out", cells=[2])
     (one,) = planned.cells
-    assert (one.cell.number, one.state.state, one.expected_seconds) == (2, "waiting", None)
+    assert (one.row.number, one.state.state, one.expected_seconds) == (2, "waiting", None)
     assert planned.precision() == {"hops": {"training": "float32", "nll": "float32"}}
     assert not (study.parent / "out").exists()
 
@@ -171,16 +171,17 @@ def test_a_wrong_argument_is_named(fresh, study, call, message):
 
 def test_a_cell_process_says_in_one_line_what_is_wrong(tmp_path):
     ended = subprocess.run(
-        [sys.executable, "-m", "mixerloop.studies.cell_process", "nowhere.toml", "out", "1"],
+        [sys.executable, "-m", "mixerloop.studies.cell_process", "out", "1", "1"],
         cwd=tmp_path,
         env={**os.environ, **machine.WAITING},
+        input="[]",
         capture_output=True,
         text=True,
     )
     assert ended.returncode == 2
     assert ended.stdout == ""
     (line,) = ended.stderr.splitlines()
-    assert line.startswith("mixerloop: nowhere.toml: there is no such file")
+    assert line.startswith("mixerloop: stdin: not the row of a cell: ")
 
 
 TWO_WINDOWS = Looking(windows=2, positions=2)

@@ -7,13 +7,13 @@ import torch
 from command_line import mixerloop, refused
 from mixerloop.data.tasks.hops import Hops, HopsSettings
 from mixerloop.evaluation.hops_result import HopsAccuracy, HopsResult
-from mixerloop.evaluation.measured_run import read_measured_run
 from mixerloop.evaluation.task_accuracy import task_accuracy
 from mixerloop.evaluation.task_result import sequence_details
 from mixerloop.evaluation.units import RatioUnits
 from mixerloop.intervals import bootstrap_ratio
 from mixerloop.result_files import write_result
 from mixerloop.results import Estimate, result_provenance
+from mixerloop.studies.reading import read_run
 from small_model import model_file
 
 
@@ -96,7 +96,7 @@ def test_counts_that_do_not_fit_the_figures_are_named(tmp_path):
         ),
     )
     write_result(tmp_path, result, details=sequence_details(*counts))
-    units = read_measured_run(tmp_path).units["hops"]
+    units = read_run(tmp_path).units["hops"]
     assert isinstance(units, RatioUnits)
     assert (units.numerators.tolist(), units.denominators.tolist()) == ([3, 1], [4, 4])
     whole = (tmp_path / "hops.jsonl").read_text()
@@ -107,4 +107,4 @@ def test_counts_that_do_not_fit_the_figures_are_named(tmp_path):
     ):
         write_result(tmp_path, result, details=damaged)
         with pytest.raises(ValueError, match=named):
-            read_measured_run(tmp_path)
+            read_run(tmp_path)

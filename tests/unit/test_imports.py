@@ -34,7 +34,7 @@ for name in (
     "mixerloop", "mixerloop.schedule", "mixerloop.config", "mixerloop.runs", "mixerloop.catalog",
     "mixerloop.results", "mixerloop.measures", "mixerloop.result_files", "mixerloop.study_folder",
     "mixerloop.program", "mixerloop.benchmarking.settings", "mixerloop.studies.cell_process",
-    "mixerloop.laws.study_law", "mixerloop.evaluation.comparison", "mixerloop.reports.build",
+    "mixerloop.laws.study_law", "mixerloop.studies.comparing", "mixerloop.reports.build",
 ):
     importlib.import_module(name)
     assert not loaded("torch"), name

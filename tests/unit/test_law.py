@@ -10,7 +10,7 @@ import pytest
 from law_study import BUDGETS, LAW, MEDIUM, nll_result
 from law_study import SIZES as SMALL_AND_LARGE
 from mixerloop.config import preset
-from mixerloop.laws.cells import LawCell, counts, group_cells, loop_name, of_one_loop, read_cells
+from mixerloop.evaluation.hops_result import HopsResult
 from mixerloop.laws.figures import law_figures
 from mixerloop.laws.fit import (
     HUBER,
@@ -22,13 +22,13 @@ from mixerloop.laws.fit import (
     predicted_nll,
 )
 from mixerloop.laws.law_result import LawResult
+from mixerloop.laws.points import Point, counts, loop_name, of_one_loop, read_points
 from mixerloop.laws.resampling import interval_ends, resampled_numbers
-from mixerloop.laws.study_law import law_of_cells
+from mixerloop.laws.study_law import law_of_points
 from mixerloop.model.accounting import account_model
-from mixerloop.reports.study_results import ArmResults, PartResults, RunResults, StudyResults
-from mixerloop.results import decode
-from mixerloop.studies.plan import planned_arm
-from mixerloop.study_folder import PlannedPart, TransportSettings
+from mixerloop.results import decode, result_provenance
+from mixerloop.studies.plan import model_facts
+from mixerloop.studies.table import Row, Table
 
 PHI = {"no_loop": 0.0, "mixer_loop": 0.3, "full_loop": 0.46}
 SIZES = {name: (SMALL_AND_LARGE | MEDIUM)[name] for name in ("small", "medium", "large")}
@@ -53,9 +53,9 @@ def planted(
     loops=LOOPS,
     seeds=SEEDS,
 ):
-    """The cells of a study whose models follow the law."""
+    """The points of a study whose models follow the law."""
     generator = generator or np.random.default_rng(0)
-    cells = []
+    points = []
     for size in sizes:
         embedding, mixers, ffns = SIZES[size]
         for tokens in budgets:
@@ -64,22 +64,13 @@ def planted(
                 model = {"once": embedding + mixers + ffns - recurrent, "recurrent": recurrent}
                 place = {"passes": passes, "tokens": tokens}
                 nll = predicted_nll({**LAW, "phi": PHI[loop]}, **model, **place)
-                cells += [
-                    LawCell(
-                        loop=loop,
-                        size=size,
-                        seed=seed,
-                        **model,
-                        **place,
-                        nll=nll + noise * generator.standard_normal(),
-                    )
-                    for seed in seeds
-                ]
-    return cells
+                nlls = tuple(nll + noise * generator.standard_normal() for _ in seeds)
+                points.append(Point(loop=loop, size=size, **model, **place, nlls=nlls))
+    return points
 
 
 def groups_of(loop, **grid):
-    return of_one_loop(group_cells(planted(**grid)), loop)
+    return of_one_loop(planted(**grid), loop)
 
 
 # --- the fit -------------------------------------------------------------------------------------
@@ -149,7 +140,7 @@ def test_a_loop_that_does_harm_has_a_phi_below_zero(monkeypatch):
 
 def test_the_interval_of_phi_holds_the_truth_and_has_the_width_of_the_noise():
     (wide,), (narrow,) = (
-        law_of_cells(planted(noise=noise, loops=LOOPS[:3], **TWO_SIZES), resamples=100).loops
+        law_of_points(planted(noise=noise, loops=LOOPS[:3], **TWO_SIZES), resamples=100).loops
         for noise in (NOISE, NOISE / 5)
     )
     assert wide.phi.lower < PHI["mixer_loop"] < wide.phi.upper
@@ -157,7 +148,7 @@ def test_the_interval_of_phi_holds_the_truth_and_has_the_width_of_the_noise():
 
 
 def test_intervals_of_exact_cells_are_points():
-    (law,) = law_of_cells(planted(noise=0, loops=LOOPS[:3]), resamples=10).loops
+    (law,) = law_of_points(planted(noise=0, loops=LOOPS[:3]), resamples=10).loops
     assert law.phi.lower == law.phi.upper == law.phi.value
 
 
@@ -182,7 +173,7 @@ def test_intervals_of_phi_hold_it_at_their_rate(loop):
 
 @pytest.mark.parametrize(("seeds", "over"), [((1, 2), "cells"), (SEEDS, "seeds and cells")])
 def test_an_interval_is_over_seeds_from_three_on(seeds, over):
-    result = law_of_cells(planted(seeds=seeds, **TWO_SIZES), resamples=2)
+    result = law_of_points(planted(seeds=seeds, **TWO_SIZES), resamples=2)
     assert {law.phi.over for law in result.loops} == {over}
     assert any("fewer than three seeds" in remark for remark in result.remarks) == (over == "cells")
 
@@ -262,20 +253,20 @@ def six_cells(cell):
 )
 def test_what_is_not_identified_is_named_with_what_is_missing(grid, which, floor, said):
     with pytest.raises(ValueError, match=said):
-        law_of_cells(list(filter(which, planted(**grid))), floor=floor, resamples=2)
+        law_of_points(list(filter(which, planted(**grid))), floor=floor, resamples=2)
 
 
 def test_a_loop_that_is_not_identified_leaves_the_others():
     cells = [
         cell for cell in planted(**TWO_SIZES) if cell.loop != "full_loop" or cell.size == "small"
     ]
-    result = law_of_cells(cells, resamples=2)
+    result = law_of_points(cells, resamples=2)
     assert [law.loop for law in result.loops] == ["mixer_loop"]
     assert "one model of the loop" in result.rejected["full_loop"]
 
 
 def test_two_sizes_and_one_number_of_passes_are_remarked_upon():
-    result = law_of_cells(planted(**TWO_SIZES), resamples=2)
+    result = law_of_points(planted(**TWO_SIZES), resamples=2)
     said = " ".join(result.remarks)
     assert "two sizes of no_loop: E and alpha rest on the loop's own cells" in said
     assert "full_loop: one number of passes (4)" in said
@@ -288,7 +279,7 @@ def test_two_sizes_and_one_number_of_passes_are_remarked_upon():
 
 @pytest.fixture(scope="module")
 def result():
-    return law_of_cells(planted(), title="Planted", resamples=3)
+    return law_of_points(planted(), title="Planted", resamples=3)
 
 
 def test_the_result_has_residuals_predictions_and_the_published_phi(result):
@@ -318,46 +309,43 @@ def test_a_figure_shows_cells_and_curves_of_each_loop(result):
 PARAMETERS_OF_ARM = 5_000_000
 
 
-def arm_named(name, num_layers):
-    schedule = "no_loop" if name.startswith("plain") else name
+def facts_of(arm, num_layers):
+    """The columns of a model; an arm may have any name."""
+    schedule = "no_loop" if arm.startswith("plain") else arm
     model = replace(preset("nano"), num_layers=num_layers, schedule=schedule)
-    return planned_arm(name, model, parameters=PARAMETERS_OF_ARM, flops_per_token=1.0)
+    return {
+        **model_facts(model),
+        **{"arm": arm, "parameters": PARAMETERS_OF_ARM, "flops_per_token": 1.0},
+    }
 
 
-def part_of(name, arms, *, num_layers=4, data="stdlib", size=None, seeds=SEEDS, **changed):
-    plans = tuple(arm_named(arm, num_layers) for arm in arms)
-    plan = PlannedPart(
-        **{"name": name, "match": "parameters+tokens", "measure": ("nll",), "seeds": seeds},
-        **{"data": data, "compute_dtype": "float32", "transport": TransportSettings()},
-        **{"arms": plans, "size": size, **changed},
-    )
-    results = [
-        ArmResults(
-            plan=arm,
-            runs=[
-                RunResults(
-                    **{"path": Path(f"{name}/{arm.name}-seed{seed}"), "seed": seed, "curve": []},
-                    **{"results": {"nll": nll_result(3 + seed / 100)}, "seconds": 1.0},
-                    **{"tokens": 5000, "provenance": {}},
-                )
-                for seed in seeds
-            ],
+def row_of(arm, num_layers):
+    return Row(**facts_of(arm, num_layers))
+
+
+def part_of(name, arms, *, num_layers=4, data="stdlib", **changed):
+    """The filled rows of a part."""
+    return [
+        Row(
+            **{"part": name, "data": data, "measure": ("nll",), **facts_of(arm, num_layers)},
+            **{"seed": seed, "path": Path(f"{name}/{arm}-seed{seed}"), "trained_tokens": 5000},
+            **{"results": {"nll": nll_result(3 + seed / 100)}, **changed},
         )
-        for arm in plans
+        for arm in arms
+        for seed in SEEDS
     ]
-    return PartResults(plan=plan, arms=results, comparison=None, missing=[])
 
 
-def study_of(*parts):
-    return StudyResults(title="Loops", about="", parts=list(parts), prefills={})
+def points_of(*parts, named=()):
+    return read_points(Table(tuple(row for part in parts for row in part)), named)
 
 
-def test_cells_are_read_with_their_passes_and_parameters():
+def test_points_are_read_with_their_passes_and_parameters():
     arms = ("no_loop", "mixer_loop", "mixer_loop(2)", "full_loop(3)")
-    cells = read_cells(study_of(part_of("one", arms), part_of("two", arms, num_layers=8)))
-    assert len(cells) == 2 * 4 * 3
-    small = [cell for cell in cells if cell.size == f"4x{preset('nano').d_model}"]
-    by_model = {(cell.loop, cell.passes): cell for cell in small}
+    points = points_of(part_of("one", arms), part_of("two", arms, num_layers=8))
+    assert len(points) == 2 * 4
+    small = [point for point in points if point.size == f"4x{preset('nano').d_model}"]
+    by_model = {(point.loop, point.passes): point for point in small}
     assert list(by_model) == [
         ("no_loop", 1),
         ("mixer_loop", 4),
@@ -366,31 +354,33 @@ def test_cells_are_read_with_their_passes_and_parameters():
     ]
     plain, mixer, _, full = by_model.values()
     assert (plain.once, plain.recurrent) == (PARAMETERS_OF_ARM, 0)
-    assert all(cell.once + cell.recurrent == PARAMETERS_OF_ARM for cell in cells)
-    per_layer = arm_named("no_loop", 4).layer_parameters[0]
+    assert all(point.once + point.recurrent == PARAMETERS_OF_ARM for point in points)
+    per_layer = row_of("no_loop", 4).layer_parameters[0]
     assert mixer.recurrent == 4 * per_layer["mixer"]
     assert full.recurrent == 4 * (per_layer["mixer"] + per_layer["ffn"])
-    assert (full.tokens, full.nll, full.seed) == (5000, 3.03, 3)
+    assert (full.tokens, full.nlls) == (5000, (3.01, 3.02, 3.03))
 
 
 def test_the_parameters_of_sublayers_and_the_rest_are_all_parameters():
     config = preset("nano")
-    arm = arm_named("no_loop", config.num_layers)
-    layers = sum(sum(layer.values()) for layer in arm.layer_parameters)
+    layers = sum(sum(of.values()) for of in row_of("no_loop", config.num_layers).layer_parameters)
     readout = config.vocab_size * config.d_model + config.d_model
     assert layers + readout == account_model(config).parameters
 
 
 def test_only_some_layers_may_loop_but_with_one_number_of_passes():
-    per_layer = arm_named("no_loop", 3).layer_parameters[0]
-    assert counts(arm_named("A F (A F)4 A F", 3)) == (4, sum(per_layer.values()), 0)
+    per_layer = row_of("no_loop", 3).layer_parameters[0]
+    assert counts(row_of("A F (A F)4 A F", 3)) == (4, sum(per_layer.values()), 0)
     with pytest.raises(ValueError, match="makes 2 and 3 passes in different sublayers"):
-        counts(arm_named("A2 F A3 F", 2))
+        counts(row_of("A2 F A3 F", 2))
 
 
 def test_a_model_without_a_loop_is_no_loop_whatever_its_name():
-    cells = read_cells(study_of(part_of("one", ("plain and deep", "mixer_loop"))))
-    assert {cell.loop for cell in cells} == {"no_loop", "mixer_loop"}
+    points = points_of(part_of("one", ("plain and deep", "mixer_loop", "no_loop")))
+    assert [(point.loop, len(point.nlls)) for point in points] == [
+        ("no_loop", 6),
+        ("mixer_loop", 3),
+    ]
 
 
 def test_a_loop_is_named_without_its_number_of_passes():
@@ -400,38 +390,37 @@ def test_a_loop_is_named_without_its_number_of_passes():
 
 def test_parts_of_one_size_name_it_and_parts_that_tune_are_left_out():
     tuning = part_of("tune", ("no_loop",), size="s", is_tuning=True)
-    cells = read_cells(study_of(tuning, part_of("one", ("no_loop",), size="s")))
-    assert {(cell.size, cell.tokens) for cell in cells} == {("s", 5000)}
-    assert len(cells) == 3
+    (point,) = points_of(tuning, part_of("one", ("no_loop",), size="s"))
+    assert (point.size, point.tokens, len(point.nlls)) == ("s", 5000, 3)
 
 
 def test_parts_with_other_data_are_pooled_only_by_name():
-    study = study_of(part_of("one", ("no_loop",)), part_of("two", ("no_loop",), data="hops"))
+    parts = part_of("one", ("no_loop",)), part_of("two", ("no_loop",), data="hops")
     with pytest.raises(ValueError, match="the parts one and two have different data; name the"):
-        read_cells(study)
-    assert len(read_cells(study, ["two"])) == 3
+        points_of(*parts)
+    assert len(points_of(*parts, named=["two"])[0].nlls) == 3
     with pytest.raises(ValueError, match="no part 'three'; the study has: one, two"):
-        read_cells(study, ["three"])
+        points_of(*parts, named=["three"])
 
 
-def test_cells_that_cannot_be_pooled_are_rejected():
-    part = part_of("one", ("no_loop",))
-    first, second, third = part.arms[0].runs
+def test_rows_that_cannot_be_pooled_are_rejected():
+    *others, third = part_of("one", ("no_loop",))
 
-    def with_run(**changed):
-        run = replace(third, **changed)
-        return study_of(replace(part, arms=[replace(part.arms[0], runs=[first, second, run])]))
+    def with_row(**changed):
+        return [*others, replace(third, **changed)]
 
     with pytest.raises(ValueError, match="no_loop-seed3: NLL was measured with context 32, and of"):
-        read_cells(with_run(results={"nll": nll_result(3.0, context=32)}))
+        points_of(with_row(results={"nll": nll_result(3.0, context=32)}))
+    of = {name: nll_result(3.0).__dict__[name] for name in ("schedule", "trained_schedule")}
+    hops = HopsResult(**of, checkpoint="", accuracy_by_hop=(), provenance=result_provenance())
     with pytest.raises(ValueError, match="no_loop-seed3: has no held-out NLL"):
-        read_cells(with_run(results={}))
+        points_of(with_row(results={"hops": hops}))
     with pytest.raises(ValueError, match="no_loop-seed3: has no record of its training"):
-        read_cells(with_run(tokens=None))
+        points_of(with_row(trained_tokens=None))
     with pytest.raises(ValueError, match="the study has no finished runs yet"):
-        read_cells(study_of())
+        points_of([])
 
 
 def test_a_plan_of_an_older_version_is_rejected_with_the_command_that_writes_it_again():
     with pytest.raises(ValueError, match="write it again: mixerloop study"):
-        counts(replace(arm_named("no_loop", 2), layer_parameters=()))
+        counts(replace(row_of("no_loop", 2), layer_parameters=()))

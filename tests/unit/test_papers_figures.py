@@ -9,9 +9,9 @@ from mixerloop.config import PRESETS
 from mixerloop.evaluation.core.core_result import CoreResult, CoreSettings
 from mixerloop.reports.elements import Table
 from mixerloop.reports.results_section import results
-from mixerloop.reports.study_results import ArmResults, PartResults, RunResults
 from mixerloop.results import Estimate, result_provenance
-from mixerloop.study_folder import PlannedArm, PlannedPart, TransportSettings
+from mixerloop.studies.table import Row
+from mixerloop.studies.table import Table as StudyTable
 
 SIZE, LOOP = "15m", "mixer_loop"
 
@@ -45,37 +45,18 @@ def measured_in(dtype):
         ),
         provenance=result_provenance(compute_dtype=dtype),
     )
-    run = RunResults(
-        path=Path("runs") / LOOP,
-        seed=1337,
-        results={"core": core},
-        curve=[],
-        seconds=None,
-        tokens=None,
-        provenance={},
-    )
-    arm = PlannedArm(
-        name=LOOP,
-        schedule="12x(A4 F)",
+    row = Row(
+        **{"arm": LOOP, "seed": 1337, "part": "climbmix", "schedule": "12x(A4 F)"},
+        data="climbmix --tokenizer {tokenizer}",
         num_layers=PRESETS[SIZE].num_layers,
         d_model=PRESETS[SIZE].d_model,
         vocab_size=PRESETS[SIZE].vocab_size,
         parameters=15_724_416,
         flops_per_token=1e8,
-        macs={"mixer": 1, "ffn": 1},
+        path=Path("runs") / LOOP,
+        results={"core": core},
     )
-    plan = PlannedPart(
-        name="climbmix",
-        match="parameters+tokens",
-        measure=("core",),
-        seeds=(1337,),
-        data="climbmix --tokenizer {tokenizer}",
-        compute_dtype="bfloat16",
-        transport=TransportSettings(),
-        arms=(arm,),
-    )
-    arms = [ArmResults(plan=arm, runs=[run])]
-    table = next(iter(results(PartResults(plan=plan, arms=arms, comparison=None, missing=[]))))
+    table = next(iter(results(StudyTable((row,)))))
     assert isinstance(table, Table)
     return table
 

@@ -21,7 +21,7 @@ from mixerloop.reports.elements import (
     escaped,
     with_distinct_names,
 )
-from mixerloop.reports.figure import Figure, Row
+from mixerloop.reports.figure import Figure, Point
 from mixerloop.reports.page import as_page
 from mixerloop.reports.schedule_diagram import draw
 
@@ -48,7 +48,7 @@ HOSTILE = [
 ]
 
 
-def report_of(text: str, rows: list[Row] | None = None) -> Report:
+def report_of(text: str, rows: list[Point] | None = None) -> Report:
     figure = Figure(
         "figure",
         text,
@@ -101,7 +101,7 @@ def test_text_in_the_page_is_shown_as_it_is(text):
 
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx", "\nx", " =1+1"])
 def test_no_name_in_a_table_is_a_formula(name):
-    rows: list[Row] = [{"model": name, "value": -1.5, "low": None, "high": -2}]
+    rows: list[Point] = [{"model": name, "value": -1.5, "low": None, "high": -2}]
     figure = report_of("x", rows).figures()[0]
     (row,) = csv.DictReader(io.StringIO(figure.csv(), newline=""))
     text = " ".join(name.splitlines())

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mixerloop.evaluation.comparison import compare_runs
-from mixerloop.evaluation.measured_run import read_measured_run
 from mixerloop.evaluation.nll_result import NllAtPositions, NllFigures, NllResult, nll_details
 from mixerloop.files import write_sealed
 from mixerloop.measures import MEASURES, Measure, measure_of, score_named
 from mixerloop.reports.study_results import read_study
 from mixerloop.result_files import has_result, is_measured, read_result, write_result
 from mixerloop.results import Estimate, PartialEstimate, decode, encode, result_provenance
+from mixerloop.studies.comparing import compare_runs
+from mixerloop.studies.reading import read_plan, read_run
 from mixerloop.transport.result import TransportResult
 
 NLL = Estimate(value=2.0, lower=1.5, upper=2.5, over="documents")
@@ -144,8 +144,12 @@ def test_results_of_an_older_version_are_not_compared(tmp_path):
 
 def test_a_plan_and_a_comparison_of_an_older_version_are_rejected_by_name(tmp_path):
     part = {"name": "text", "match": "flops", "measure": ["nll"], "seeds": [1], "data": "stdlib"}
-    part |= {"compute_dtype": "float32", "transport": {}, "arms": []}
-    plan = {"name": "s", "title": "S", "about": "", "parts": [part], "cells": [], "prefill": None}
+    arm = {"name": "A F", "schedule": "A F", "num_layers": 1, "d_model": 8, "vocab_size": 9}
+    arm |= {"parameters": 99, "flops_per_token": 1.5, "macs": {"mixer": 3, "ffn": 4}}
+    part |= {"compute_dtype": "float32", "transport": {}, "arms": [arm]}
+    cell = {"number": 1, "name": "text/A F-seed1", "part": "text", "arm": "A F", "seed": 1}
+    plan = {"name": "s", "title": "S", "about": "", "parts": [part], "prefill": None}
+    plan["cells"] = [cell | {"measure": ["nll"]}]
     (tmp_path / "text").mkdir()
     plan["provenance"] = encode(result_provenance())
     (tmp_path / "plan.json").write_text(json.dumps(plan))
@@ -153,6 +157,16 @@ def test_a_plan_and_a_comparison_of_an_older_version_are_rejected_by_name(tmp_pa
         read_study(tmp_path)
     write_sealed(tmp_path / "plan.json", plan)
     assert read_study(tmp_path).title == "S"
+    (row,) = read_plan(tmp_path).rows
+    assert (row.run, row.part, row.family, row.arm) == ("text/A F-seed1", "text", "text", "A F")
+    assert (row.parameters, row.macs["ffn"], row.match, row.seed) == (99, 4, "flops", 1)
+    assert (row.documents, row.parent, row.measured_in("nll")) == (None, None, "float32")
+    for gone in ("macs", "parameters"):
+        damaged = {**plan, "parts": [part | {"arms": [{k: arm[k] for k in arm if k != gone}]}]}
+        write_sealed(tmp_path / "plan.json", damaged)
+        with pytest.raises(ValueError, match=r"plan\.json: not as it was written .* again$"):
+            read_study(tmp_path)
+    write_sealed(tmp_path / "plan.json", plan)
     old = {"arms": [{"name": "A F", "runs": [], "nll": 2.0}], "pairs": [], "warnings": []}
     (tmp_path / "text" / "comparison.json").write_text(
         json.dumps(old | {"provenance": OLD_PROVENANCE})
@@ -193,7 +207,7 @@ def test_a_flipped_bit_in_a_result_is_never_read_as_another_number(tmp_path, nam
         damaged[at // 8] ^= 1 << at % 8
         (tmp_path / name).write_bytes(damaged)
         with pytest.raises(ValueError, match="measure again: mixerloop evaluate nll RUN") as caught:
-            read_measured_run(tmp_path)
+            read_run(tmp_path)
         assert str(caught.value).startswith(f"{tmp_path / name}: ")
         assert not has_result(tmp_path, MEASURES["nll"])
 
@@ -204,10 +218,10 @@ def test_details_of_another_result_are_not_read(tmp_path):
     write_result(tmp_path / "two", RESULT, details=others)
     shutil.copy(tmp_path / "one/nll.jsonl", tmp_path / "two/nll.jsonl")
     with pytest.raises(ValueError, match=r"two/nll\.jsonl: not as it was written"):
-        read_measured_run(tmp_path / "two")
+        read_run(tmp_path / "two")
     (tmp_path / "two/nll.jsonl").unlink()
     with pytest.raises(ValueError, match=r"two/nll\.jsonl: there is no such file; measure again"):
-        read_measured_run(tmp_path / "two")
+        read_run(tmp_path / "two")
 
 
 def test_a_result_that_could_not_be_read_back_is_not_written(tmp_path):

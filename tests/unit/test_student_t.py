@@ -2,7 +2,7 @@
 
 import pytest
 
-from mixerloop.reports.student_t import MANY, QUANTILES, mean_and_interval, over_runs
+from mixerloop.intervals import MANY, QUANTILES, mean_and_interval, over_runs
 from mixerloop.results import Estimate
 
 

@@ -1,6 +1,7 @@
 """What a study promises is checked before anything runs, or said by the report as it is."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,8 @@ from mixerloop.evaluation.core.bundle import VARIABLE as BUNDLE
 from mixerloop.files import new_folder, write_file, write_sealed
 from mixerloop.reports.build import build_report
 from mixerloop.reports.elements import Paragraph
-from mixerloop.reports.study_results import (
-    ArmResults,
-    PartResults,
-    RunResults,
-    StudyResults,
-    gather,
-)
+from mixerloop.reports.study_results import StudyResults
+from mixerloop.reports.study_results import read_study as read_results
 from mixerloop.result_files import write_result
 from mixerloop.studies import plan as plans
 from mixerloop.studies.cells import check_cells, is_done
@@ -26,6 +22,7 @@ from mixerloop.studies.plan import make_plan
 from mixerloop.studies.plan_checks import NAME_BYTES
 from mixerloop.studies.running import plan_study
 from mixerloop.studies.study import read_study
+from mixerloop.studies.table import Table
 from mixerloop.study_folder import STATE, record_of
 from small_model import training_file
 
@@ -105,10 +102,10 @@ def test_equal_compute_is_solved_for_the_layers_and_not_searched(planned, monkey
     counted = plans._flops
     monkeypatch.setattr(plans, "_flops", lambda *of, **by: made.append(of) or counted(*of, **by))
     deep = '{ name = "deep", schedule = "no_loop", layers_for_flops_of = "mixer_loop(30)" }'
-    cells = planned(f'"mixer_loop(30)", {deep}').cells
+    cells = planned(f'"mixer_loop(30)", {deep}').rows
     one, many = (next(c for c in cells if c.arm == arm) for arm in ("mixer_loop(30)", "deep"))
-    assert many.config.model.num_layers > 10 * one.config.model.num_layers
-    assert many.amounts()["flops"] == pytest.approx(one.amounts()["flops"], rel=0.02)
+    assert many.with_config().model.num_layers > 10 * one.with_config().model.num_layers
+    assert many.amounts["flops"] == pytest.approx(one.amounts["flops"], rel=0.02)
     assert len(made) < 20
 
 
@@ -145,18 +142,10 @@ def test_equal_compute_is_solved_for_the_layers_and_not_searched(planned, monkey
     ],
 )
 def test_the_report_says_what_was_equal_and_what_was_not(planned, arms, more, sentence):
-    (part,) = planned(arms, more).summary().parts
-    run = RunResults(
-        **{"path": Path("run"), "seed": 1, "results": {}, "curve": []},
-        **{"seconds": None, "tokens": None, "provenance": {}},
-    )
-    results = PartResults(
-        plan=part,
-        arms=[ArmResults(plan=arm, runs=[run]) for arm in part.arms],
-        comparison=None,
-        missing=[],
-    )
-    report = build_report(StudyResults(title="T", about="", parts=[results], prefills={}))
+    rows = planned(arms, more).rows
+    measured = {"path": Path("run"), "results": {"nll": nll_result(3.0)}}
+    table = Table(tuple(replace(row, **measured) for row in rows))
+    report = build_report(StudyResults(title="T", about="", table=table, prefills={}))
     (section,) = (section for section in report.sections if section.title == "p: compared")
     (text, *_) = (element.text for element in section.elements if isinstance(element, Paragraph))
     assert sentence in text
@@ -164,8 +153,7 @@ def test_the_report_says_what_was_equal_and_what_was_not(planned, arms, more, se
 
 def test_the_plan_names_the_type_of_every_model_and_keeps_it(planned, tmp_path):
     def trained_in(plan):
-        (part,) = plan.summary().parts
-        return part.trained_in()
+        return Table(plan.rows).trained_in()
 
     one = '{ name = "half", schedule = "no_loop", train = { compute_dtype = "bfloat16" } }'
     (tmp_path / "small.toml").write_text(training_file(train={"steps": 8, "compute_dtype": "auto"}))
@@ -297,7 +285,7 @@ def test_names_are_rejected_that_no_file_can_have(planned, tmp_path):
 
     longest = NAME_BYTES - len("p1")
     plan = planned(arm(longest))
-    cell = plan.cells[0]
+    cell = plan.rows[0]
     with new_folder(plan.run(cell)):
         pass
     write_file(tmp_path / f"{cell.part}-transport-novelty-{cell.arm}-99.svg", "")
@@ -309,19 +297,20 @@ def test_a_result_of_other_documents_than_planned_is_measured_again(planned):
     """Tuning added to a finished study, or removed: the NLL is of documents that it denies."""
     untuned, tuned = (planned('"no_loop"', f"tokens = [1000]\n{more}") for more in ("", TUNED))
     for measured, other in ((untuned, tuned), (tuned, untuned)):
-        cells = measured.of("p-1k")
+        cells = [row for row in measured.rows if row.part == "p-1k"]
         for cell in cells:
-            result = nll_result(3.0, scored=cell.variant.documents)
+            result = nll_result(3.0, scored=cell.documents)
             write_result(measured.run(cell) / "results", result)
-            record = record_of(measured.folder, cell.name)
+            record = record_of(measured.folder, cell.run)
             record.mkdir(parents=True, exist_ok=True)
             write_sealed(record / STATE, {"state": "done", "error": None})
         for plan, is_there in ((measured, True), (other, False)):
-            assert {is_done(plan, cell) for cell in plan.of("p-1k")} == {is_there}
-            parts = gather(plan.summary(), plan.folder, {}).parts
-            (missing,) = (part.missing for part in parts if part.name == "p-1k")
-            assert missing == ([] if is_there else [cell.name for cell in cells])
+            assert {is_done(plan.folder, row) for row in plan.rows if row.part == "p-1k"} == {
+                is_there
+            }
             plan.write()
+            missing = read_results(plan.folder).table.where(part="p-1k").missing
+            assert missing == ([] if is_there else [cell.run for cell in cells])
             (status,) = study_status([plan.folder])
             states = {cell.name: cell.state.state for cell in status.cells}
-            assert {states[cell.name] == "done" for cell in cells} == {is_there}
+            assert {states[cell.run] == "done" for cell in cells} == {is_there}

@@ -12,6 +12,8 @@ from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import meta_model
 from mixerloop.studies.plan import FLOPS_AGREE, make_plan
 from mixerloop.studies.study import PARENT, line_of, read_study
+from mixerloop.studies.table import Table
+from mixerloop.studies.variants import arms_of
 from mixerloop.training.fresh_run import init_run
 from small_model import model_file, training_file
 from toys import toy_attention  # noqa: F401
@@ -66,42 +68,43 @@ def planned(tmp_path_factory):
 @pytest.mark.parametrize("name", sorted(path.stem for path in STUDIES.glob("*.toml")))
 def test_the_studies_of_the_catalog_can_be_planned(planned, name):
     plan = planned(name)
-    for variant in plan.variants:
-        cells, part = plan.of(variant.name), variant.part
-        if variant.is_tuning:
+    for cells in Table(plan.rows).by("part").values():
+        part = plan.file.part(cells.first.family)
+        arms = arms_of(part, cells.first.size)
+        if cells.first.is_tuning:
             assert {cell.seed for cell in cells} == {part.tune_seed}
             continue
-        wanted = [(arm.title, seed) for arm in variant.arms for seed in arm.seeds or part.seeds]
+        wanted = [(arm.title, seed) for arm in arms for seed in arm.seeds or part.seeds]
         assert sorted((cell.arm, cell.seed) for cell in cells) == sorted(wanted)
-    assert [cell.number for cell in plan.cells] == list(range(1, len(plan.cells) + 1))
+    assert [cell.number for cell in plan.rows] == list(range(1, len(plan.rows) + 1))
 
 
 def test_routing_is_measured_of_models_that_loop_their_experts(planned):
     plan = planned("experts")
-    routed = {cell.arm for cell in plan.cells if "routing" in cell.measure}
+    routed = {cell.arm for cell in plan.rows if "routing" in cell.measure}
     assert routed == {"ffn_loop", "full_loop"}
-    parts = {part.name: part.measure for part in plan.summary().parts}
-    assert parts["sparse"] == ("nll", "transport", "routing")
-    assert {cell.measure for cell in plan.cells if cell.variant.is_tuning} == {("nll",)}
+    sparse = [set(cell.measure) for cell in Table(plan.rows).where(part="sparse")]
+    assert set.union(*sparse) == {"nll", "transport", "routing"}
+    assert {cell.measure for cell in plan.rows if cell.is_tuning} == {("nll",)}
 
 
 def test_the_released_study_has_the_residual_and_the_weights_of_each_architecture(planned):
     plan = planned("released-15m")
-    rules = {cell.arm: cell.config.model.pass_rules() for cell in plan.cells}
+    rules = {cell.arm: cell.with_config().model.pass_rules() for cell in plan.rows}
     units = {arm: rule["pass_residual"].unit if rule else None for arm, rule in rules.items()}
     assert units == {
         **{"no_loop": None, "mixer_loop": "mixer", "full_loop": "stack", "ffn_loop": "ffn"}
     }
-    assert {cell.config.for_training()[1].init for cell in plan.cells} == {"released"}
+    assert {cell.with_config().for_training()[1].init for cell in plan.rows} == {"released"}
     table = 4 * preset("15m").d_model
-    counts = {cell.arm: cell.parameters for cell in plan.cells}
+    counts = {cell.arm: cell.parameters for cell in plan.rows}
     assert counts["no_loop"] == 15_724_416
     assert {counts[name] - table for name in units if name != "no_loop"} == {15_724_416}
 
 
 @pytest.mark.parametrize("name", ["paper-15m", "released-15m"])
 def test_what_the_paper_measured_in_bfloat16_is_measured_in_bfloat16(name, planned):
-    (part,) = planned(name).summary().parts
+    part, *_ = planned(name).rows
     assert part.compute_dtype == "bfloat16"
     in_bfloat16 = {name for name, dtype in part.measure_in.items() if dtype == "bfloat16"}
     assert in_bfloat16 == {"core", "transport"}
@@ -121,29 +124,30 @@ def test_a_begun_study_may_measure_more_but_not_in_another_type(write, tmp_path)
     ):
         other.check_unchanged()
     kept = read_sealed(first.folder / "plan.json")
-    del kept["parts"][0]["measure_in"]
+    for row in kept["rows"]:
+        row["measure_in"] = {}  # as it is read from an older plan
     write_sealed(first.folder / "plan.json", kept)
     plan_of(write()).check_unchanged()
 
 
 def test_cells_differ_in_schedule_and_seed_and_in_nothing_else(write):
     plan = plan_of(write())
-    assert [cell.name for cell in plan.cells] == [
+    assert [cell.run for cell in plan.rows] == [
         *("hops/no_loop-seed1", "hops/mixer_loop(2)-seed1"),
         *("hops/no_loop-seed2", "hops/mixer_loop(2)-seed2"),
     ]
-    first = plan.cells[0].config
-    for cell in plan.cells:
-        data, train = cell.config.for_training()
+    first = plan.rows[0].with_config()
+    for cell in plan.rows:
+        data, train = cell.with_config().for_training()
         assert train.steps == 6
         assert train.seed == cell.seed
         assert data.path == str(plan.folder / "data" / "hops")
-        assert dataclasses.replace(cell.config.model, schedule="no_loop") == first.model
+        assert dataclasses.replace(cell.with_config().model, schedule="no_loop") == first.model
 
 
 def test_a_stack_without_loops_is_deepened_to_the_compute_of_a_loop(planned):
     plan = planned("text-small")
-    cells = {cell.arm: cell for cell in plan.cells}
+    cells = {cell.arm: cell for cell in plan.rows}
     deep, mixer = cells["deeper_no_loop"], cells["mixer_loop"]
     assert deep.flops_per_token == pytest.approx(mixer.flops_per_token, rel=FLOPS_AGREE)
     assert deep.config.model.num_layers > mixer.config.model.num_layers == preset("nano").num_layers
@@ -204,13 +208,13 @@ def test_what_cannot_be_run_is_refused_by_line(write, old, new, line, named):
 def test_models_start_from_a_parent_that_fits_them(write, tmp_path):
     init_run(str(tmp_path / "small.toml"), tmp_path / "base", schedule="no_loop")
     near = write("seeds =", 'from = "base"\nseeds =')
-    parents = [cell.parent for cell in plan_of(near).cells]
-    assert [parent.folder for parent in parents if parent] == 4 * [tmp_path / "base"]
+    parents = [cell.parent for cell in plan_of(near).rows]
+    assert [parent.folder for parent in parents if parent] == 4 * [str(tmp_path / "base")]
     named = write("seeds =", 'from = "{parent}"\nseeds =')
     plan = make_plan(read_study(named), tmp_path / "out", parent=tmp_path / "base")
-    (part,) = plan.summary().parts
-    assert part.parent is not None
-    assert (part.parent.schedule, part.parent.step) == ("2x(A F)", 0)
+    for row in plan.rows:
+        assert row.parent is not None
+        assert (row.parent.schedule, row.parent.step) == ("2x(A F)", 0)
     wide = write("[parts.train]", "[parts.model]\nd_ffn = 32\n[parts.train]")
     wide.write_text(wide.read_text().replace("seeds =", 'from = "base"\nseeds ='))
     with pytest.raises(ValueError, match=r"line 8: 'no_loop': .*base: does not fit the model: lay"):
@@ -222,7 +226,7 @@ def test_models_start_from_a_parent_that_fits_them(write, tmp_path):
 def test_no_number_of_layers_may_be_near_enough(write):
     arm = '{ name = "deep", schedule = "no_loop", layers_for_flops_of = "no_loop" }'
     path = write('"mixer_loop(2)"', arm)
-    assert plan_of(path).cells[1].config.model.num_layers == 2
+    assert plan_of(path).rows[1].with_config().model.num_layers == 2
     far = arm.replace('"no_loop", layers', '"mixer_loop(50)", layers')
     with pytest.raises(ValueError, match=r"line 7: 'deep' with 1 layers comes to \+"):
         plan_of(write('"mixer_loop(2)"', far))
@@ -241,9 +245,9 @@ def test_a_synthetic_task_is_measured_on_synthetic_data_only(write):
 def test_flops_are_counted_over_the_windows_of_the_data(write):
     """Attention costs more per token in longer windows; those of hops have 39 tokens."""
     model = '[parts.model]\nmixer = "toy_attention"\n\n[parts.train]'
-    for cell in plan_of(write("[parts.train]", model)).cells:
+    for cell in plan_of(write("[parts.train]", model)).rows:
         assert cell.context == 39
-        stack = meta_model(cell.config.model)
+        stack = meta_model(cell.with_config().model)
         assert cell.flops_per_token == training_flops_per_token(stack, context=39)
         assert cell.flops_per_token < training_flops_per_token(stack, context=64)
 

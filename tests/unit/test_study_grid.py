@@ -59,12 +59,12 @@ def plan_of(place):
 
 
 def trained(cell):
-    return cell.config.for_training()[1]
+    return cell.with_config().for_training()[1]
 
 
 def test_every_model_is_planned_in_its_sizes_with_every_budget_after_its_sweep(place):
     plan = plan_of(place)
-    names = [cell.name for cell in plan.cells]
+    names = [cell.run for cell in plan.rows]
     assert names[:6] == [
         *("hops-small-tuning/no_loop@1e-05-seed0", "hops-small-tuning/no_loop@0.01-seed0"),
         *("hops-small-tuning/mixer@0.01-seed0", "hops-small-tuning/mixer@0.03-seed0"),
@@ -79,17 +79,17 @@ def test_every_model_is_planned_in_its_sizes_with_every_budget_after_its_sweep(p
         *("hops-small-1k/mixer-seed1", "hops-small-1k/wide-seed1"),
         *("hops-large-400/no_loop-seed1", "hops-large-1k/no_loop-seed1"),
     ]
-    cells = {cell.name: cell for cell in plan.cells}
-    assert [cell.waits_for_tuning for cell in plan.cells] == [False] * 8 + [True] * 16
+    cells = {cell.run: cell for cell in plan.rows}
+    assert [cell.waits_for_tuning for cell in plan.rows] == [False] * 8 + [True] * 16
     large = cells["hops-large-1k/no_loop-seed2"]
-    assert large.config.model.d_model == 24
+    assert large.with_config().model.d_model == 24
     assert (trained(large).weight_decay, trained(large).tokens) == (0.2, 1000)
     wide = cells["hops-small-400/wide-seed1"]
-    assert wide.config.model.table()["swiglu"]["d_ffn"] == 48
+    assert wide.with_config().model.table()["swiglu"]["d_ffn"] == 48
     assert (trained(wide).clip_norm, trained(wide).tokens) == (0.5, 400)
     tuning = cells["hops-small-tuning/mixer@0.03-seed0"]
     assert (trained(tuning).peak_lr, trained(tuning).tokens) == (0.03, 500)
-    planned = {part.name: part for part in plan.summary().parts}
+    planned = {row.part: row for row in plan.rows}
     assert {part.family for part in planned.values()} == {"hops"}
     assert planned["hops-large-1k"].size == "large"
     assert planned["hops-large-1k"].tokens == 1000
@@ -147,19 +147,17 @@ def run_grid(place: Path) -> None:
 def test_the_value_with_the_smallest_nll_trains_all_runs_of_a_model(done):
     plan = plan_of(done)
     nll = {
-        cell.name: json.loads((plan.run(cell) / "results/nll.json").read_text())["nll"]["value"]
-        for cell in plan.cells
+        cell.run: json.loads((plan.run(cell) / "results/nll.json").read_text())["nll"]["value"]
+        for cell in plan.rows
     }
-    assert not any(cell.waits_for_tuning for cell in plan.cells)
-    for cell in plan.cells:
-        if cell.variant.is_tuning:
+    assert not any(cell.waits_for_tuning for cell in plan.rows)
+    for cell in plan.rows:
+        if cell.is_tuning:
             continue
         values = {
-            trained(other).peak_lr: nll[other.name]
-            for other in plan.cells
-            if other.variant.is_tuning
-            and other.variant.size == cell.variant.size
-            and other.arm.startswith(f"{cell.arm}@")
+            trained(other).peak_lr: nll[other.run]
+            for other in plan.rows
+            if other.is_tuning and other.size == cell.size and other.arm.startswith(f"{cell.arm}@")
         }
         best = min(values, key=values.__getitem__)
         assert configs.load(plan.run(cell) / "config.toml").for_training()[1].peak_lr == best

@@ -8,12 +8,12 @@ from command_line import mixerloop
 from mixerloop.config import run_config
 from mixerloop.data.task_folder import prepare_task
 from mixerloop.data.tasks.registry import TASKS
-from mixerloop.evaluation.measured_run import read_measured_run
 from mixerloop.evaluation.task_accuracy import evaluate_task
 from mixerloop.evaluation.task_result import TaskResult
 from mixerloop.evaluation.units import RatioUnits
 from mixerloop.interop.loading import open_subject
 from mixerloop.results import decode, encode
+from mixerloop.studies.reading import read_run
 from mixerloop.training.sessions import train
 from small_model import SMALL, TRAIN, model_file
 
@@ -41,7 +41,7 @@ def test_accuracy_is_measured_in_every_group_and_for_longer_sequences(name, tmp_
         for part in groups:
             assert 0 <= part.accuracy.lower <= part.accuracy.value <= part.accuracy.upper <= 1
             assert 0 <= part.guess <= 1
-    units = read_measured_run(tmp_path / "run").units["task"]
+    units = read_run(tmp_path / "run").units["task"]
     assert isinstance(units, RatioUnits)
     assert units.denominators.tolist() == [len(task.answer_positions())] * SEQUENCES
     figures = encode(result)

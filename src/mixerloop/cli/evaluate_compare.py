@@ -39,7 +39,7 @@ class Compare:
 
     def run(self) -> None:
         """Compare the results of the runs, and print differences with verdicts, or JSON."""
-        from mixerloop.evaluation.comparison import compare_runs
+        from mixerloop.studies.comparing import compare_runs
 
         check_seed(self.seed)
         comparison = compare_runs(self.run_paths, seed=self.seed)

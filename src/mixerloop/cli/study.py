@@ -24,6 +24,7 @@ examples:
   mixerloop study paper-15m --cells 3,7
   mixerloop study paper-15m --engine ray
   mixerloop study status quick
+  mixerloop study status quick --csv rows.csv
 """
 STATUS = "status"
 
@@ -53,8 +54,12 @@ class Study:
     """A tokenizer (.model, .json) or a folder with one, for a study that needs it."""
     parent: Path | None = None
     """The run whose weights models start from, for a study that needs one."""
+    csv: Path | None = None
+    """Write the rows of the study, with the figures of all results, as CSV."""
+    parquet: Path | None = None
+    """The same as Parquet."""
     overwrite: bool = False
-    """Let the report replace files that mixerloop did not write."""
+    """Let the report and the rows replace files that mixerloop did not write."""
     json: bool = False
     """Print JSON for programs."""
 
@@ -65,6 +70,8 @@ class Study:
         name, *more = self.what
         if name == STATUS:
             _show_status(more, as_json=self.json)
+            if more:
+                self._write_rows(more[0])
             return
         if more:
             raise ValueError(f"{more[0]}: one study at a time")
@@ -100,9 +107,16 @@ class Study:
             print(json_text(facts if report is None else report.to_json()), end="")
         elif report is not None:
             print(*map(printable, report.findings), f"report: {report.page}", sep="\n")
+        self._write_rows(outcome.folder)
         if outcome.failed:
             print(f"failed: {', '.join(outcome.failed)}; start again to retry")
             sys.exit(1)
+
+    def _write_rows(self, study: Path | str) -> None:
+        from mixerloop.studies.overview import write_table
+
+        if self.csv is not None or self.parquet is not None:
+            write_table(study, csv=self.csv, parquet=self.parquet, overwrite=self.overwrite)
 
 
 def _numbers(cells: str | None) -> list[int] | None:

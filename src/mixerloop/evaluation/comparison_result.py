@@ -1,10 +1,15 @@
 """The result of a comparison: architectures, their differences, and a verdict on each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mixerloop.evaluation.difference import Difference, judge_together
 from mixerloop.results import Provenance
+
+ONE_TASK_IS_MOST = 0.5
+"""A warning names a task whose share of a difference is above this."""
+NAMED_TASKS = 5
+"""Tasks that a warning lists by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,3 +86,21 @@ def judged_together(comparisons: Sequence[Comparison]) -> list[Comparison]:
         )
         for comparison in comparisons
     ]
+
+
+def task_warnings(tasks: Mapping[str, TaskPart]) -> Iterator[str]:
+    """Warn of a task that makes most of a difference, and of tasks where guessing does as well."""
+    for label, part in tasks.items():
+        if part.share is not None and part.share > ONE_TASK_IS_MOST and len(tasks) > 1:
+            total = sum(task.contribution for task in tasks.values())
+            also = ", where both are below the most frequent answer" * part.below_majority
+            yield (
+                f"{label} alone makes {100 * part.contribution:+.2f} of the difference of "
+                f"{100 * total:+.2f}{also}"
+            )
+    if below := [label for label, part in tasks.items() if part.below_majority]:
+        some = ", ".join(below[:NAMED_TASKS]) + ", ..." * (len(below) > NAMED_TASKS)
+        yield (
+            f"both are no better than always the most frequent answer on {len(below)} of "
+            f"{len(tasks)} tasks: {some}"
+        )

@@ -9,7 +9,7 @@ import numpy as np
 
 from mixerloop.laws.fit import predicted_nll
 from mixerloop.laws.law_result import LawResult, LoopLaw
-from mixerloop.reports.figure import Figure, Row, data, dressed, model_color
+from mixerloop.reports.figure import Figure, Point, data, dressed, model_color
 
 if TYPE_CHECKING:
     import altair as alt
@@ -43,7 +43,7 @@ def _law_figure(law: LoopLaw, name: str) -> Figure:
     return Figure(name, title, rows, partial(_law_chart, rows, models, title))
 
 
-def _cell_rows(law: LoopLaw) -> list[Row]:
+def _cell_rows(law: LoopLaw) -> list[Point]:
     return [
         {
             "row": CELL,
@@ -60,11 +60,11 @@ def _cell_rows(law: LoopLaw) -> list[Row]:
     ]
 
 
-def _curve_rows(law: LoopLaw) -> list[Row]:
+def _curve_rows(law: LoopLaw) -> list[Point]:
     values = {name: estimate.value for name, estimate in law.parameters.items()}
     budgets = [cell.tokens for cell in law.cells]
     models = {(one.loop, one.size, one.passes, one.once, one.recurrent) for one in law.cells}
-    rows: list[Row] = []
+    rows: list[Point] = []
     for loop, size, passes, once, recurrent in sorted(models):
         for tokens in np.geomspace(min(budgets), max(budgets), CURVE_POINTS):
             fitted = predicted_nll(
@@ -86,7 +86,7 @@ def _curve_rows(law: LoopLaw) -> list[Row]:
     return rows
 
 
-def _law_chart(rows: list[Row], models: list[str], title: str) -> "alt.TopLevelMixin":
+def _law_chart(rows: list[Point], models: list[str], title: str) -> "alt.TopLevelMixin":
     import altair as alt
 
     cells = [row for row in rows if row["row"] == CELL]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mixerloop.laws.cells import CellGroup
+from mixerloop.laws.points import Point
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
@@ -99,7 +99,7 @@ class Design:
     alpha, log beta, and phi, in the order of `PARAMETERS`.
     """
 
-    def __init__(self, groups: Sequence[CellGroup], *, floor: float | None = None) -> None:
+    def __init__(self, groups: Sequence[Point], *, floor: float | None = None) -> None:
         self.once = np.array([group.once for group in groups], dtype=float)
         self.recurrent = np.array([group.recurrent for group in groups], dtype=float)
         self.passes = np.array([group.passes for group in groups], dtype=float)
@@ -272,7 +272,7 @@ def law_of(design: Design, numbers: Numbers, run_sd: float) -> LawFit:
     )
 
 
-def fit_groups(groups: Sequence[CellGroup], *, floor: float | None = None) -> LawFit:
+def fit_groups(groups: Sequence[Point], *, floor: float | None = None) -> LawFit:
     """Fit the law of one loop to its groups of cells and those without a loop.
 
     `floor` is E, if it is known. Whether the groups identify the law is not checked here.

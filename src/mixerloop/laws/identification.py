@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from mixerloop.laws.cells import NO_LOOP, CellGroup, loops_of, of_one_loop
 from mixerloop.laws.fit import PARAMETERS, Design
+from mixerloop.laws.points import NO_LOOP, Point, loops_of, of_one_loop
 
 DISTINCT = 1.05
 """Sizes and budgets count as different if their ratio is at least this."""
@@ -36,7 +36,7 @@ SINGULAR = 1e-7
 NUMBERS = ("none", "one", "two", "three", "four", "five", "six", "seven")
 
 
-def check_loops(groups: Sequence[CellGroup]) -> None:
+def check_loops(groups: Sequence[Point]) -> None:
     """Raise ValueError if a study has no loop, or no model without a loop."""
     if not loops_of(groups):
         sizes = ", ".join(sorted({group.size for group in groups}))
@@ -46,14 +46,14 @@ def check_loops(groups: Sequence[CellGroup]) -> None:
         raise ValueError(f"A and alpha need cells of {NO_LOOP} (one pass); the study has {has}")
 
 
-def check_floor(groups: Sequence[CellGroup], floor: float | None) -> None:
+def check_floor(groups: Sequence[Point], floor: float | None) -> None:
     """Raise ValueError for a floor that the law cannot have."""
     smallest = min(group.nll for group in groups)
     if floor is not None and not 0 <= floor < smallest:
         raise ValueError(f"floor must be from 0 to the smallest NLL, {smallest:.4f}, got {floor}")
 
 
-def check_identified(groups: Sequence[CellGroup], loop: str, *, floor: float | None = None) -> None:
+def check_identified(groups: Sequence[Point], loop: str, *, floor: float | None = None) -> None:
     """Raise ValueError, with all that is missing, if the cells do not identify a loop's law."""
     groups = of_one_loop(groups, loop)
     if reasons := list(_missing(groups, loop, floor=floor)):
@@ -65,7 +65,7 @@ def check_identified(groups: Sequence[CellGroup], loop: str, *, floor: float | N
         )
 
 
-def remarks(groups: Sequence[CellGroup], loop: str, *, floor: float | None = None) -> list[str]:
+def remarks(groups: Sequence[Point], loop: str, *, floor: float | None = None) -> list[str]:
     """What a reader of an identified law should know about its cells."""
     groups = of_one_loop(groups, loop)
     said = []
@@ -88,7 +88,7 @@ def remarks(groups: Sequence[CellGroup], loop: str, *, floor: float | None = Non
     return said
 
 
-def _missing(groups: Sequence[CellGroup], loop: str, *, floor: float | None) -> Iterator[str]:
+def _missing(groups: Sequence[Point], loop: str, *, floor: float | None) -> Iterator[str]:
     """What each parameter needs and the study lacks."""
     sizes = _distinct(group.parameters for group in groups if group.loop == NO_LOOP)
     budgets, size = _most_budgets(groups)
@@ -123,7 +123,7 @@ def _missing(groups: Sequence[CellGroup], loop: str, *, floor: float | None) -> 
         )
 
 
-def _most_budgets(groups: Sequence[CellGroup]) -> tuple[list[int], str]:
+def _most_budgets(groups: Sequence[Point]) -> tuple[list[int], str]:
     """The budgets of the size that has most of them, and the name of the size."""
     by_size: dict[str, list[int]] = {}
     for group in groups:

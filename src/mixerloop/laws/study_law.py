@@ -1,20 +1,12 @@
 """Fit the law of each loop of a study, with intervals and errors of prediction."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from mixerloop.config import check_seed
-from mixerloop.laws.cells import (
-    CellGroup,
-    LawCell,
-    group_cells,
-    loops_of,
-    of_one_loop,
-    read_cells,
-)
 from mixerloop.laws.fit import (
     PARAMETERS,
     Design,
@@ -31,6 +23,7 @@ from mixerloop.laws.law_result import (
     LeftOutSize,
     LoopLaw,
 )
+from mixerloop.laws.points import Point, loops_of, of_one_loop, read_points
 from mixerloop.laws.resampling import RESAMPLES, interval_ends, resampled_numbers
 from mixerloop.parsing import checked
 from mixerloop.reports.study_results import read_study
@@ -64,9 +57,8 @@ def fit_law(
     """
     study = read_study(folder_named(folder))
     try:
-        cells = read_cells(study, parts)
-        return law_of_cells(
-            cells,
+        return law_of_points(
+            read_points(study.table, parts),
             title=study.title,
             floor=floor,
             resamples=resamples,
@@ -77,8 +69,8 @@ def fit_law(
         raise ValueError(f"{folder}: {error}") from None
 
 
-def law_of_cells(
-    cells: Iterable[LawCell],
+def law_of_points(
+    groups: Sequence[Point],
     *,
     title: str = "",
     floor: float | None = None,
@@ -86,12 +78,11 @@ def law_of_cells(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> LawResult:
-    """The same for cells from anywhere."""
+    """The same for points from anywhere."""
     check_seed(seed)
     resamples = RESAMPLES if resamples is None else resamples
     if resamples < 1:
         raise ValueError(f"resamples must be at least 1, got {resamples}")
-    groups = group_cells(cells)
     check_loops(groups)
     check_floor(groups, floor)
     rejected: dict[str, str] = {}
@@ -128,7 +119,7 @@ def law_of_cells(
 
 
 def _loop_law(
-    groups: Sequence[CellGroup],
+    groups: Sequence[Point],
     loop: str,
     *,
     floor: float | None,
@@ -183,7 +174,7 @@ def _loop_law(
     )
 
 
-def _seed_sd(groups: Sequence[CellGroup]) -> float | None:
+def _seed_sd(groups: Sequence[Point]) -> float | None:
     """The standard deviation of seeds, pooled over all cells; None without a second seed."""
     freedom = sum(len(group.nlls) - 1 for group in groups)
     if freedom == 0:
@@ -192,7 +183,7 @@ def _seed_sd(groups: Sequence[CellGroup]) -> float | None:
     return math.sqrt(squares / freedom)
 
 
-def _left_out(groups: Sequence[CellGroup], loop: str, *, floor: float | None) -> list[LeftOutSize]:
+def _left_out(groups: Sequence[Point], loop: str, *, floor: float | None) -> list[LeftOutSize]:
     """The errors of laws that are fitted without one size each, where the rest identifies a law."""
     sizes = list(dict.fromkeys(group.size for group in groups))
     if len(sizes) < SIZES_TO_LEAVE_ONE_OUT:

@@ -1,11 +1,12 @@
 """From results to a report: the compared models, the findings, and the source of every number."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from mixerloop import paper
 from mixerloop.evaluation.comparison_result import Comparison
 from mixerloop.measures import score_named
 from mixerloop.notation import parse
+from mixerloop.parent_record import ParentRecord
 from mixerloop.reports import charts
 from mixerloop.reports.elements import (
     Drawing,
@@ -18,41 +19,34 @@ from mixerloop.reports.elements import (
     with_distinct_names,
 )
 from mixerloop.reports.family_section import (
-    Family,
     crossing_findings,
-    families,
     over_budgets,
     tuning,
     tuning_warnings,
 )
 from mixerloop.reports.kept_gain import kept_gain
 from mixerloop.reports.provenance_section import provenance
-from mixerloop.reports.results_section import arm_names, results
+from mixerloop.reports.results_section import results
 from mixerloop.reports.routing_section import routing
 from mixerloop.reports.schedule_diagram import draw
-from mixerloop.reports.study_results import (
-    ArmResults,
-    PartResults,
-    PrefillTimes,
-    StudyResults,
-)
+from mixerloop.reports.study_results import PrefillTimes, StudyResults
 from mixerloop.reports.transport_section import transport
-from mixerloop.study_folder import PlannedArm, PlannedParent, by_value
+from mixerloop.studies.table import Row, by_value
+from mixerloop.studies.table import Table as StudyTable
 
-PartSection = Callable[[PartResults], Iterable[Element]]
-"""A section about one part of a study; no elements, no section."""
-PART_SECTIONS: dict[str, PartSection] = {}
-"""By title, in the order of the page."""
+TableSection = Callable[[StudyTable], Iterable[Element]]
+"""A section about some rows of a study; no elements, no section."""
+PART_SECTIONS: dict[str, TableSection] = {}
+"""Sections about each part, by title, in the order of the page."""
 
-
-FAMILY_SECTIONS: dict[str, Callable[[Family], Iterable[Element]]] = {
+FAMILY_SECTIONS: dict[str, TableSection] = {
     "by size and budget": over_budgets,
     "tuning": tuning,
 }
 """Sections about a part of the study file in all its sizes and budgets, before those of each."""
 
 
-def register_section(title: str, section: PartSection) -> None:
+def register_section(title: str, section: TableSection) -> None:
     """Add a section to the report of every part."""
     if title in PART_SECTIONS:
         raise ValueError(f"the report has a section '{title}' already")
@@ -62,14 +56,14 @@ def register_section(title: str, section: PartSection) -> None:
 def build_report(study: StudyResults) -> Report:
     """A report with findings, results, transport, prefill, the paper's figures and provenance."""
     sections = [Section("What was found", [Findings(findings(study)), *_unfinished(study)])]
-    for family in families(study.parts):
+    for name, family in study.table.by("family").items():
         for title, section in FAMILY_SECTIONS.items():
             if elements := list(section(family)):
-                sections.append(Section(f"{family.name}: {title}", elements))
-        for part in family.parts:
+                sections.append(Section(f"{name}: {title}", elements))
+        for name, part in family.where(is_tuning=False).by("part").items():
             for title, section in PART_SECTIONS.items():
                 if part.arms and (elements := list(section(part))):
-                    sections.append(Section(f"{part.name}: {title}", elements))
+                    sections.append(Section(f"{name}: {title}", elements))
     for number, (of, times) in enumerate(study.prefills.items(), start=1):
         sections.append(Section(f"{of}prefill".capitalize(), _prefill(times, number)))
     sections.append(Section("The paper's figures", _paper()))
@@ -80,12 +74,11 @@ def build_report(study: StudyResults) -> Report:
 def findings(study: StudyResults) -> list[str]:
     """One sentence per measure and prefill case, made from numbers and verdicts alone."""
     sentences = []
-    for family in families(study.parts):
-        for part in family.parts:
-            if part.comparison is not None:
-                sentences += [
-                    _ordering(part, part.comparison, name) for name in _scores(part.comparison)
-                ]
+    for family in study.table.by("family").values():
+        for name, part in family.where(is_tuning=False).by("part").items():
+            if (compared := part.comparison) is not None:
+                measures = compared.pairs[0].measures
+                sentences += [_ordering(name, compared, measure) for measure in measures]
         sentences += [*crossing_findings(family), *tuning_warnings(family)]
     for of, case in ((of, case) for of, times in study.prefills.items() for case in times.cases):
         low, high = case.mixer_over_full_quartiles
@@ -97,21 +90,17 @@ def findings(study: StudyResults) -> list[str]:
     return sentences or ["nothing was compared"]
 
 
-def _scores(comparison: Comparison) -> list[str]:
-    return list(comparison.pairs[0].measures)
-
-
-def _ordering(part: PartResults, comparison: Comparison, name: str) -> str:
+def _ordering(part: str, comparison: Comparison, name: str) -> str:
     """The models by a score, best first, and which pairs are resolved or not, the shorter list."""
-    names, pairs = arm_names(part), comparison.pairs
+    pairs = comparison.pairs
     score = score_named(name)
     arms = sorted(comparison.arms, key=lambda arm: arm.scores[name], reverse=score.higher_is_better)
     order = ", ".join(
-        f"{names[arm.name]} {score.scale * arm.scores[name]:.{score.digits}f}" for arm in arms
+        f"{arm.name} {score.scale * arm.scores[name]:.{score.digits}f}" for arm in arms
     )
     by_verdict: dict[str, list[str]] = {}
     for pair in pairs:
-        both = f"{names[pair.first]} and {names[pair.second]}"
+        both = f"{pair.first} and {pair.second}"
         by_verdict.setdefault(pair.measures[name].verdict, []).append(both)
     longest = max(by_verdict, key=lambda verdict: len(by_verdict[verdict]))
     verdicts = [
@@ -124,62 +113,65 @@ def _ordering(part: PartResults, comparison: Comparison, name: str) -> str:
     all_resolved = "every difference is resolved" if len(pairs) > 1 else "resolved"
     seeds = "; or ".join(sorted({pair.seeds for pair in pairs}))
     judged = "; ".join(verdicts) or all_resolved
-    return f"{part.name}, {score.title}, best first: {order}; {judged} ({seeds})"
+    return f"{part}, {score.title}, best first: {order}; {judged} ({seeds})"
 
 
 def _unfinished(study: StudyResults) -> Iterator[Element]:
-    if missing := [name for part in study.parts for name in part.missing]:
+    if missing := study.table.missing:
         yield Paragraph(f"Not finished, and so not in here: {', '.join(missing)}.")
 
 
-def _compared(part: PartResults) -> Iterator[Element]:
-    plan = part.plan
-    alike = [arm.plan for arm in part.arms if arm.plan.deepened is None]
-    sizes = sorted({(arm.num_layers, arm.d_model) for arm in alike})
+def _compared(part: StudyTable) -> Iterator[Element]:
+    models_shown = {name: arm.first for name, arm in part.arms.items()}
+    alike = [row for row in models_shown.values() if row.deepened is None]
+    sizes = sorted({(row.num_layers, row.d_model) for row in alike})
     size = " or ".join(
         f"{layers} {'layer' if layers == 1 else 'layers'}, width {width}" for layers, width in sizes
     )
     models = f"{len(alike)} models of {size}" if len(alike) > 1 else f"One model of {size}"
-    known = sorted(seed for seed in plan.seeds if seed is not None)
+    known = sorted({row.seed for row in part if row.seed is not None})
     seeds = ", ".join(map(str, known)) or "unknown"
     if alike:
-        counts = {arm.parameters for arm in alike}
+        counts = {row.parameters for row in alike}
         some = f"They have {min(counts):,} to {max(counts):,} parameters. "
         equal = f"Each has {max(counts):,} parameters. " if len(counts) == 1 else some
-        on = " ".join(word for word in plan.data.split() if not word.startswith("{"))
-        yield Paragraph(f"{models}, on {on}; seeds {seeds}. {equal}{_matched(part)}")
-    if plan.parent is not None:
-        yield Paragraph(_start(plan.parent, [arm.plan for arm in part.arms]))
-    for arm in part.arms:
-        if arm.plan.deepened is not None:
+        on = " ".join(word for word in part.first.data.split() if not word.startswith("{"))
+        matched = _matched(models_shown)
+        yield Paragraph(f"{models}, on {on}; seeds {seeds}. {equal}{matched}")
+    if part.first.parent is not None:
+        yield Paragraph(_start(part.first.parent, models_shown))
+    for name, row in models_shown.items():
+        if row.deepened is not None:
             yield Paragraph(
-                f"Besides, {arm.name} has {arm.plan.num_layers} layers, so that a token "
-                f"costs what it costs in {arm.plan.deepened}: a control with more parameters."
+                f"Besides, {name} has {row.num_layers} layers, so that a token "
+                f"costs what it costs in {row.deepened}: a control with more parameters."
             )
-    by_cost: dict[tuple[int, int], list[ArmResults]] = {}
-    for arm in part.arms:
-        by_cost.setdefault((arm.plan.macs["mixer"], arm.plan.macs["ffn"]), []).append(arm)
-    for number, ((mixer, ffn), arms) in enumerate(by_cost.items(), start=1):
-        schedules = {arm.name: parse(arm.plan.schedule) for arm in arms}
-        name = f"{part.name}-schedules" + (f"-{number}" if len(by_cost) > 1 else "")
+    by_cost: dict[tuple[int, int], list[Row]] = {}
+    for row in models_shown.values():
+        by_cost.setdefault((row.macs["mixer"], row.macs["ffn"]), []).append(row)
+    for number, ((mixer, ffn), rows) in enumerate(by_cost.items(), start=1):
+        schedules = {row.arm: parse(row.schedule) for row in rows}
+        name = f"{part.first.part}-schedules" + (f"-{number}" if len(by_cost) > 1 else "")
         # A drawing has one scale of costs, so models with other costs get a drawing of their own.
         yield Drawing(name, "The schedules", draw(schedules, {"mixer": mixer, "ffn": ffn}))
 
 
-def _matched(part: PartResults) -> str:
+def _matched(rows: Mapping[str, Row]) -> str:
     """What is equal in the training of a part's models, and what differs besides the schedule."""
-    arms = {arm.name: arm.plan for arm in part.arms}
-    if part.plan.match == "as they are":
+    match = next(iter(rows.values())).match
+    if match == "as they are":
         return "The runs are shown as they are; nothing says that they are matched."
-    if not all(arm.amounts for arm in arms.values()):
+    if not all(row.amounts for row in rows.values()):
         return "An older version made the plan, which does not say what each model was given."
-    keys = {key: {name: arm.differs[key] for name, arm in arms.items()} for key in _keys(part)}
-    tokens = [arm.amounts["tokens"] for arm in arms.values() if "tokens" in arm.amounts]
-    costs = {arm.flops_per_token for arm in arms.values()}
-    if part.plan.match == "seconds":
+    keys = {
+        key: {name: row.differs.get(key, "") for name, row in rows.items()} for key in _keys(rows)
+    }
+    tokens = [row.amounts["tokens"] for row in rows.values() if "tokens" in row.amounts]
+    costs = {row.flops_per_token for row in rows.values()}
+    if match == "seconds":
         equal = "All models are trained for the same time, on whatever machine each ran on."
-    elif part.plan.match == "flops":
-        flops = [arm.amounts["flops"] for arm in arms.values()]
+    elif match == "flops":
+        flops = [row.amounts["flops"] for row in rows.values()]
         spread = max(flops) / min(flops) - 1
         other = "; they differ in the tokens they see" * (len(set(tokens)) > 1)
         equal = f"All models are trained with the same compute, to {spread:.1%}{other}."
@@ -193,16 +185,20 @@ def _matched(part: PartResults) -> str:
     return f"{equal} Besides the schedule they differ in {differ}."
 
 
-def _keys(part: PartResults) -> list[str]:
+def _keys(rows: Mapping[str, Row]) -> list[str]:
     """The keys of data and training in which the models on the page differ."""
-    keys = dict.fromkeys(key for arm in part.arms for key in arm.plan.differs)
-    return [key for key in keys if len({arm.plan.differs.get(key) for arm in part.arms}) > 1]
+    keys = dict.fromkeys(key for row in rows.values() for key in row.differs)
+    return [key for key in keys if len({row.differs.get(key) for row in rows.values()}) > 1]
 
 
-def _start(parent: PlannedParent, arms: Sequence[PlannedArm]) -> str:
+def _start(parent: ParentRecord, rows: Mapping[str, Row]) -> str:
     """Where the weights of models with a parent come from."""
     step = "" if parent.step is None else f" at step {parent.step:,}"
-    fresh = "".join(f" In {arm.name} {', '.join(arm.fresh)} is new." for arm in arms if arm.fresh)
+    fresh = "".join(
+        f" In {name} {', '.join(row.parent.fresh)} is new."
+        for name, row in rows.items()
+        if row.parent is not None and row.parent.fresh
+    )
     return (
         f"All models start from the weights of {parent.folder}{step} ({parent.sha256[:10]}), "
         f"which were trained under {parent.schedule}.{fresh}"

@@ -5,8 +5,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mixerloop.evaluation.nll_result import NllResult
-from mixerloop.reports.figure import Figure, Row, data, dressed, model_color
-from mixerloop.reports.study_results import PartResults, PrefillCase
+from mixerloop.reports.figure import Figure, Point, data, dressed, model_color
+from mixerloop.reports.study_results import PrefillCase
+from mixerloop.studies.table import Table as StudyTable
 
 if TYPE_CHECKING:
     import altair as alt
@@ -15,26 +16,26 @@ WIDTH, HEIGHT = 380, 240
 SIZE_COLORS = ("#2f6fdb", "#8d5bc4", "#3a9b6f", "#e08a1e")
 
 
-def curves(part: PartResults) -> Figure | None:
+def curves(part: StudyTable) -> Figure | None:
     """Held-out NLL while training, a line for every seed."""
-    rows: list[Row] = [
+    rows: list[Point] = [
         {
-            "model": arm.name,
-            "seed": run.seed,
+            "model": name,
+            "seed": row.seed,
             "tokens": point.tokens,
             "held_out_nll": point.held_out_nll,
         }
-        for arm in part.arms
-        for run in arm.runs
-        for point in run.curve
+        for name, arm in part.arms.items()
+        for row in arm
+        for point in row.curve
     ]
     if not rows:
         return None
-    chart = partial(_curves_chart, rows, _names(part))
-    return Figure(f"{part.name}-curves", "Held-out NLL while training", rows, chart)
+    chart = partial(_curves_chart, rows, list(part.arms))
+    return Figure(f"{part.first.part}-curves", "Held-out NLL while training", rows, chart)
 
 
-def _curves_chart(rows: list[Row], names: list[str]) -> "alt.TopLevelMixin":
+def _curves_chart(rows: list[Point], names: list[str]) -> "alt.TopLevelMixin":
     import altair as alt
 
     chart = (
@@ -57,30 +58,31 @@ def _curves_chart(rows: list[Row], names: list[str]) -> "alt.TopLevelMixin":
     return dressed(chart)
 
 
-def against_cost(part: PartResults) -> Figure | None:
+def against_cost(part: StudyTable) -> Figure | None:
     """Held-out NLL against the compute and the time of training."""
-    rows: list[Row] = [
+    rows: list[Point] = [
         {
-            "model": arm.name,
-            "seed": run.seed,
-            "training_flops": arm.plan.flops_per_token * run.tokens,
-            "training_seconds": run.seconds,
+            "model": name,
+            "seed": row.seed,
+            "training_flops": row.flops_per_token * row.trained_tokens,
+            "training_seconds": row.seconds,
             "nll": result.nll.value,
             "low": result.nll.lower,
             "high": result.nll.upper,
         }
-        for arm in part.arms
-        for run in arm.runs
-        for result in run.results.values()
-        if isinstance(result, NllResult) and run.tokens is not None and run.seconds is not None
+        for name, arm in part.arms.items()
+        for row in arm
+        if (result := row.result(NllResult)) is not None
+        and row.trained_tokens is not None
+        and row.seconds is not None
     ]
     if not rows:
         return None
-    chart = partial(_cost_chart, rows, _names(part))
-    return Figure(f"{part.name}-cost", "What was reached, and what it cost", rows, chart)
+    chart = partial(_cost_chart, rows, list(part.arms))
+    return Figure(f"{part.first.part}-cost", "What was reached, and what it cost", rows, chart)
 
 
-def _cost_chart(rows: list[Row], names: list[str]) -> "alt.TopLevelMixin":
+def _cost_chart(rows: list[Point], names: list[str]) -> "alt.TopLevelMixin":
     import altair as alt
 
     panels = []
@@ -108,7 +110,7 @@ def _cost_chart(rows: list[Row], names: list[str]) -> "alt.TopLevelMixin":
 
 def prefill(cases: Sequence[PrefillCase]) -> Figure:
     """The throughput of the mixer loop in prefill, as a multiple of the full loop's."""
-    rows: list[Row] = [
+    rows: list[Point] = [
         {
             "size": case.size,
             "batch": case.batch,
@@ -123,7 +125,7 @@ def prefill(cases: Sequence[PrefillCase]) -> Figure:
     return Figure("prefill", title, rows, partial(_prefill_chart, rows))
 
 
-def _prefill_chart(rows: list[Row]) -> "alt.TopLevelMixin":
+def _prefill_chart(rows: list[Point]) -> "alt.TopLevelMixin":
     import altair as alt
 
     base = alt.Chart(data(rows)).encode(
@@ -141,7 +143,3 @@ def _prefill_chart(rows: list[Row]) -> "alt.TopLevelMixin":
     limit = base.mark_tick(thickness=2, width=34).encode(y="by_work:Q", color=alt.value("#c8453b"))
     chart = alt.layer(bars, spread, limit).properties(width=WIDTH, height=HEIGHT)
     return dressed(chart)
-
-
-def _names(part: PartResults) -> list[str]:
-    return [arm.name for arm in part.arms]

@@ -11,10 +11,8 @@ import numpy as np
 from mixerloop.evaluation.nll_result import NllResult
 from mixerloop.reports.crossings import Crossing, Curve, crossing, crossing_text
 from mixerloop.reports.elements import Element, Findings, Paragraph, Table
-from mixerloop.reports.figure import Figure, Row, data, dressed, model_color
-from mixerloop.reports.student_t import over_runs
-from mixerloop.reports.study_results import ArmResults, PartResults
-from mixerloop.results import Estimate, PointEstimate
+from mixerloop.reports.figure import Figure, Point, data, dressed, model_color
+from mixerloop.studies.table import Table as StudyTable
 
 if TYPE_CHECKING:
     import altair as alt
@@ -26,71 +24,36 @@ CHOSEN = " *"
 """Marks the best value of a sweep."""
 
 
-@dataclass(frozen=True)
-class Family:
-    """The parts of a plan that come from one part of the study file."""
-
-    name: str
-    parts: list[PartResults]
-    """In the order of the plan, without those that tune."""
-    tuning: list[PartResults]
-
-    @property
-    def is_grid(self) -> bool:
-        """Whether there are several sizes or budgets."""
-        return len(self.parts) > 1
-
-    @property
-    def has_budgets(self) -> bool:
-        """Whether a size has several budgets."""
-        return len({part.plan.size for part in self.parts}) < len(self.parts)
-
-
-def families(parts: Sequence[PartResults]) -> list[Family]:
-    """The families of a study, in the order of the plan."""
-    by_name: dict[str, list[PartResults]] = {}
-    for part in parts:
-        by_name.setdefault(part.plan.family or part.name, []).append(part)
-    return [
-        Family(
-            name,
-            [part for part in of if not part.plan.is_tuning],
-            [part for part in of if part.plan.is_tuning],
-        )
-        for name, of in by_name.items()
-    ]
-
-
-def over_budgets(family: Family) -> Iterator[Element]:
+def over_budgets(family: StudyTable) -> Iterator[Element]:
     """Curves against tokens, compute and time, and where they cross; nothing for a single part."""
-    if not family.is_grid:
-        return
-    rows = list(_points(family))
-    if not rows:
+    trained, name = family.where(is_tuning=False), family.first.family
+    parts, sizes = trained.by("part"), trained.by("size")
+    rows = list(_points(trained))
+    if len(parts) < 2 or not rows:
         return
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
-    gaps = list(_gaps(family))
-    others = [name for name in models if not gaps or name != gaps[0]["reference"]]
-    if not family.has_budgets:
+    gaps = list(_gaps(trained))
+    others = [model for model in models if not gaps or model != gaps[0]["reference"]]
+    if len(sizes) == len(parts):
         if gaps:
             title = f"What each model gains or loses against {gaps[0]['reference']}, by size"
             chart = partial(_sizes_chart, gaps, others)
-            yield Figure(f"{family.name}-gaps", title, gaps, chart)
+            yield Figure(f"{name}-gaps", title, gaps, chart)
         return
     yield Figure(
-        f"{family.name}-budgets",
+        f"{name}-budgets",
         "Held-out NLL by budget; each point is the end of a run of its own",
         rows,
         partial(_budgets_chart, rows, models),
     )
     if gaps:
         yield Figure(
-            f"{family.name}-gaps",
+            f"{name}-gaps",
             f"What each model gains or loses against {gaps[0]['reference']}, by budget",
             gaps,
             partial(_gaps_chart, gaps, others),
         )
-    crossings = list(_crossings(family))
+    crossings = list(_crossings(trained))
     if crossings:
         yield Paragraph(
             "The order of two models can change with the budget. Between two budgets the NLL is "
@@ -108,59 +71,56 @@ def over_budgets(family: Family) -> Iterator[Element]:
         )
 
 
-def crossing_findings(family: Family) -> list[str]:
+def crossing_findings(family: StudyTable) -> list[str]:
     """A sentence for each pair of models whose order changes."""
     return [
-        f"{family.name}{'' if size is None else f', {size}'}: {text}"
-        for size, _, found, text in _crossings(family)
+        f"{family.first.family}{'' if size is None else f', {size}'}: {text}"
+        for size, _, found, text in _crossings(family.where(is_tuning=False))
         if found.tokens is not None
     ]
 
 
-def _points(family: Family) -> Iterator[Row]:
-    for part in family.parts:
-        for arm in part.arms:
-            runs = [run for run in arm.runs if run.tokens is not None and run.seconds is not None]
-            nll = [_nll(arm, index) for index in range(len(arm.runs))]
-            found = [estimate for estimate in nll if estimate is not None]
-            if not runs or not found or runs[0].tokens is None:
+def _points(trained: StudyTable) -> Iterator[Point]:
+    for part in trained.by("part").values():
+        for name, arm in part.arms.items():
+            timed = arm.only(lambda row: row.trained_tokens is not None and row.seconds is not None)
+            nll = arm.estimate(NllResult, "nll")
+            if not timed or nll is None or timed.first.trained_tokens is None:
                 continue
-            mean = over_runs(found)
-            tokens = runs[0].tokens
+            row, tokens = arm.first, timed.first.trained_tokens
             yield {
-                "model": arm.name,
-                "size": part.plan.size or "",
+                "model": name,
+                "size": row.size or "",
                 "tokens": tokens,
-                "tokens_per_parameter": tokens / arm.plan.parameters,
-                "training_flops": tokens * arm.plan.flops_per_token,
-                "training_seconds": sum(run.seconds or 0 for run in runs) / len(runs),
-                "nll": mean.value,
-                "low": mean.lower,
-                "high": mean.upper,
-                "seeds": len(found),
+                "tokens_per_parameter": tokens / row.parameters,
+                "training_flops": tokens * row.flops_per_token,
+                "training_seconds": sum(row.seconds or 0 for row in timed) / len(timed),
+                "nll": nll.value,
+                "low": nll.lower,
+                "high": nll.upper,
+                "seeds": len(arm.results(NllResult)),
             }
 
 
-def _gaps(family: Family) -> Iterator[Row]:
+def _gaps(trained: StudyTable) -> Iterator[Point]:
     """The NLL of each model minus that of the first model, in the same size and with its budget."""
-    for part in family.parts:
-        trained = [run.tokens for arm in part.arms for run in arm.runs if run.tokens is not None]
-        if part.comparison is None or not trained:
+    for part in trained.by("part").values():
+        tokens = [row.trained_tokens for row in part if row.trained_tokens is not None]
+        if part.comparison is None or not tokens:
             continue
-        tokens = max(trained)
-        reference = part.plan.arms[0]
+        reference = part.first
         for pair in part.comparison.pairs:
-            if reference.name not in (pair.first, pair.second) or NLL not in pair.measures:
+            if reference.arm not in (pair.first, pair.second) or NLL not in pair.measures:
                 continue
             found = pair.measures[NLL]
             # A difference is of the first model minus the second.
-            gap = found.scaled(-1 if pair.first == reference.name else 1)
+            gap = found.scaled(-1 if pair.first == reference.arm else 1)
             yield {
-                "model": pair.second if pair.first == reference.name else pair.first,
-                "reference": reference.name,
-                "size": part.plan.size or "",
-                "tokens": tokens,
-                "tokens_per_parameter": tokens / reference.parameters,
+                "model": pair.second if pair.first == reference.arm else pair.first,
+                "reference": reference.arm,
+                "size": reference.size or "",
+                "tokens": max(tokens),
+                "tokens_per_parameter": max(tokens) / reference.parameters,
                 "gap": gap.value,
                 "low": min(gap.lower, gap.upper),
                 "high": max(gap.lower, gap.upper),
@@ -168,25 +128,16 @@ def _gaps(family: Family) -> Iterator[Row]:
             }
 
 
-def _nll(arm: ArmResults, index: int) -> Estimate | PointEstimate | None:
-    for result in arm.runs[index].results.values():
-        if isinstance(result, NllResult):
-            return result.nll
-    return None
-
-
 def _crossings(
-    family: Family,
+    trained: StudyTable,
 ) -> Iterator[tuple[str | None, tuple[str, str], Crossing, str]]:
-    sizes = list(dict.fromkeys(part.plan.size for part in family.parts))
-    for size in sizes:
-        parts = [part for part in family.parts if part.plan.size == size]
-        parts.sort(key=lambda part: part.plan.tokens or 0)
+    for size, of_size in trained.by("size").items():
+        parts = sorted(of_size.by("part").values(), key=lambda part: part.first.tokens or 0)
         if len(parts) < 2:
             continue
-        names = [arm.name for arm in parts[0].plan.arms]
+        names = parts[0].by("arm")
         curves = {name: curve for name in names if (curve := _curve(parts, name)) is not None}
-        parameters = {arm.name: arm.plan.parameters for part in parts for arm in part.arms}
+        parameters = {row.arm: row.parameters for row in of_size}
         for first, second in combinations(curves, 2):
             if curves[first].nll.shape != curves[second].nll.shape:
                 continue
@@ -196,25 +147,22 @@ def _crossings(
             yield size, both, found, text
 
 
-def _curve(parts: Sequence[PartResults], name: str) -> Curve | None:
+def _curve(parts: Sequence[StudyTable], name: str) -> Curve | None:
     """The NLL of a model at all budgets; None if a run is missing, or a budget has other seeds."""
     tokens, nll = [], []
     for part in parts:
-        found = [arm for arm in part.arms if arm.name == name]
-        is_whole = not any(cell.startswith(f"{part.name}/{name}-seed") for cell in part.missing)
-        if not found or not is_whole:
-            return None
-        values = [_nll(found[0], index) for index in range(len(found[0].runs))]
-        if any(value is None for value in values) or found[0].runs[0].tokens is None:
+        arm = part.where(arm=name)
+        values = [result.nll.value for result in arm.results(NllResult)]
+        if not arm or len(values) < len(arm) or arm.first.trained_tokens is None:
             return None
         if nll and len(values) != len(nll[0]):
             return None
-        tokens.append(found[0].runs[0].tokens)
-        nll.append([value.value for value in values if value is not None])
+        tokens.append(arm.first.trained_tokens)
+        nll.append(values)
     return Curve(tokens=tuple(tokens), nll=np.array(nll))
 
 
-def _budgets_chart(rows: list[Row], models: list[str]) -> "alt.TopLevelMixin":
+def _budgets_chart(rows: list[Point], models: list[str]) -> "alt.TopLevelMixin":
     import altair as alt
 
     panels = []
@@ -245,7 +193,7 @@ def _budgets_chart(rows: list[Row], models: list[str]) -> "alt.TopLevelMixin":
     return dressed(alt.hconcat(*panels))
 
 
-def _gaps_chart(rows: list[Row], models: list[str]) -> "alt.TopLevelMixin":
+def _gaps_chart(rows: list[Point], models: list[str]) -> "alt.TopLevelMixin":
     import altair as alt
 
     gaps = [0.0, *(float(row["gap"] or 0) for row in rows)]
@@ -278,7 +226,7 @@ def _gaps_chart(rows: list[Row], models: list[str]) -> "alt.TopLevelMixin":
     return dressed(alt.hconcat(*panels))
 
 
-def _sizes_chart(rows: list[Row], models: list[str]) -> "alt.TopLevelMixin":
+def _sizes_chart(rows: list[Point], models: list[str]) -> "alt.TopLevelMixin":
     import altair as alt
 
     sizes = list(dict.fromkeys(str(row["size"]) for row in rows))
@@ -296,16 +244,16 @@ def _sizes_chart(rows: list[Row], models: list[str]) -> "alt.TopLevelMixin":
     return dressed(layers.properties(width=2 * WIDTH, height=alt.Step(16)))
 
 
-def tuning(family: Family) -> Iterator[Element]:
+def tuning(family: StudyTable) -> Iterator[Element]:
     """The sweeps: the NLL of every model with every value, and the chosen values."""
-    for part in family.tuning:
-        sweeps = _sweeps(part)
+    for part in family.where(is_tuning=True).by("part").values():
+        sweeps, row = _sweeps(part), part.first
         if not sweeps:
             continue
         values = sorted({value for sweep in sweeps for value in sweep.nll})
         rows = [[sweep.model, *(sweep.shown(value) for value in values)] for sweep in sweeps]
-        size = "" if part.plan.size is None else f", {part.plan.size}"
-        tokens = part.plan.arms[0].amounts.get("tokens", part.plan.tokens)
+        size = "" if row.size is None else f", {row.size}"
+        tokens = row.amounts.get("tokens", row.tokens)
         note = (
             f"NLL of the held-out documents for tuning, by {sweeps[0].key}; one seed, "
             f"{tokens:,} tokens. A star marks the chosen value. The held-out NLL of every other "
@@ -316,12 +264,12 @@ def tuning(family: Family) -> Iterator[Element]:
         yield Findings([f"Take care: {warning}." for warning in warnings])
 
 
-def tuning_warnings(family: Family) -> list[str]:
+def tuning_warnings(family: StudyTable) -> list[str]:
     """A sentence for each model whose best value lies at the edge of its sweep."""
     return [
-        f"{part.name}: the best {sweep.key} of {sweep.model} is {sweep.best:g}, at the edge of its "
+        f"{name}: the best {sweep.key} of {sweep.model} is {sweep.best:g}, at the edge of its "
         "sweep; a better value may lie beyond"
-        for part in family.tuning
+        for name, part in family.where(is_tuning=True).by("part").items()
         for sweep in _sweeps(part)
         if sweep.best in (min(sweep.nll), max(sweep.nll))
     ]
@@ -345,14 +293,14 @@ class _Sweep:
         return f"{self.nll[value]:.4f}{CHOSEN * (value == self.best)}"
 
 
-def _sweeps(part: PartResults) -> list[_Sweep]:
+def _sweeps(part: StudyTable) -> list[_Sweep]:
     """The sweeps of a part that tunes, as far as they are measured."""
     sweeps: dict[str, _Sweep] = {}
-    for arm in part.arms:
-        nll = _nll(arm, 0)
-        if arm.plan.tunes is None or nll is None:
+    for row in part:
+        result = row.result(NllResult)
+        if row.tunes is None or result is None:
             continue
-        ((key, value),) = arm.plan.tuned.items()
-        sweep = sweeps.setdefault(arm.plan.tunes, _Sweep(arm.plan.tunes, key, {}))
-        sweep.nll[value] = nll.value
+        ((key, value),) = row.tuned.items()
+        sweep = sweeps.setdefault(row.tunes, _Sweep(row.tunes, key, {}))
+        sweep.nll[value] = result.nll.value
     return list(sweeps.values())

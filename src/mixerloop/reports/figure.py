@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import altair as alt
 
-Row = dict[str, str | int | float | None]
+Point = dict[str, str | int | float | None]
 FORMULA_BEGINNINGS = ("=", "+", "-", "@", "\t", "\r", "\n")
 """The beginnings of a text that spreadsheets take for a formula."""
 NAMED_COLORS = {
@@ -37,7 +37,7 @@ class Figure:
     name: str
     """The name of the figure's files, without an extension."""
     title: str
-    rows: list[Row]
+    rows: list[Point]
     chart: "Callable[[], alt.TopLevelMixin]"
     """Makes the chart, when the figure is drawn."""
     is_small: bool = False
@@ -70,7 +70,7 @@ def _without_formula(value: str | int | float | None) -> str | int | float | Non
     return f"'{text}" if is_formula else text
 
 
-def data(rows: list[Row]) -> "alt.Data":
+def data(rows: list[Point]) -> "alt.Data":
     """Rows as chart data; an encoding must name the type of each column, as in `pass:O`."""
     import altair as alt
 

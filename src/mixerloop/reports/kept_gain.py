@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mixerloop.evaluation.nll_result import NllResult
+from mixerloop.intervals import quantile
 from mixerloop.reports.elements import Element, Table
-from mixerloop.reports.student_t import quantile
-from mixerloop.reports.study_results import ArmResults, PartResults
 from mixerloop.results import Estimate
+from mixerloop.studies.table import Table as StudyTable
 
 NO_LOOP, FULL_LOOP = "no_loop", "full_loop"
 
@@ -51,9 +51,12 @@ def kept_share(
     )
 
 
-def kept_gain(part: PartResults) -> Iterator[Element]:
+def kept_gain(part: StudyTable) -> Iterator[Element]:
     """A table of gains over no loop, for parts with both models, another loop and several seeds."""
-    nll = {arm.name: _nll(arm) for arm in part.arms}
+    nll = {
+        name: [result.nll.value for result in arm.results(NllResult)]
+        for name, arm in part.arms.items()
+    }
     others = [name for name in nll if name not in (NO_LOOP, FULL_LOOP)]
     if not {NO_LOOP, FULL_LOOP} <= nll.keys() or not others:
         return
@@ -74,7 +77,3 @@ def kept_gain(part: PartResults) -> Iterator[Element]:
         )
     columns = ["model", "gain over no loop, nats", "share of the full loop's gain"]
     yield Table("What a loop keeps of the full loop's gain", columns, rows, note)
-
-
-def _nll(arm: ArmResults) -> list[float]:
-    return [result.nll.value for result in arm.measured(NllResult)]

@@ -33,13 +33,13 @@ def provenance(results: StudyResults) -> Iterator[Element]:
 
 def _births(results: StudyResults) -> Iterator[tuple[str, str, Facts]]:
     """The model, the measure, and the provenance of every result."""
-    for part in results.parts:
-        for run in (run for arm in part.arms for run in arm.runs):
-            of = f"{part.name}/{run.path.name}"
-            if run.provenance:
-                yield of, "training", run.provenance
-            for measure, result in run.results.items():
-                yield of, measure, encode(result.provenance) | {"seed": run.seed}
+    for part in results.table.filled.by("part").values():
+        for row in (row for arm in part.arms.values() for row in arm):
+            of = f"{row.part}/{row.place.name}"
+            if row.provenance:
+                yield of, "training", row.provenance
+            for measure, result in row.results.items():
+                yield of, measure, encode(result.provenance) | {"seed": row.seed}
     for of, prefill in results.prefills.items():
         yield f"{of}the machine", "prefill", prefill.provenance
 

@@ -10,11 +10,10 @@ from mixerloop.evaluation.comparison_result import Comparison
 from mixerloop.evaluation.core.core_result import CoreResult
 from mixerloop.evaluation.hops_result import HopsResult
 from mixerloop.evaluation.nll_result import NllResult
+from mixerloop.intervals import over_runs, share_over_runs
 from mixerloop.measures import measure_of, score_named
 from mixerloop.reports import charts
 from mixerloop.reports.elements import Element, Findings, Table
-from mixerloop.reports.student_t import over_runs, share_over_runs
-from mixerloop.reports.study_results import ArmResults, PartResults
 from mixerloop.reports.task_section import by_difficulty
 from mixerloop.results import (
     Estimate,
@@ -24,6 +23,8 @@ from mixerloop.results import (
     estimate_text,
     p_value_text,
 )
+from mixerloop.studies.table import Row
+from mixerloop.studies.table import Table as StudyTable
 from mixerloop.transport.result import TransportResult
 
 PAPERS_TYPE: dict[type[Result], str] = {
@@ -36,16 +37,15 @@ LEFT_OUT = "is left out"
 PAPERS_DATA = "climbmix"
 
 
-def results(part: PartResults) -> Iterator[Element]:
+def results(part: StudyTable) -> Iterator[Element]:
     """The tables of a part, warnings about its comparison, and its charts."""
     yield _results_table(part)
     if part.comparison is not None:
-        yield _pairs_table(part, part.comparison)
-        names = arm_names(part)
+        yield _pairs_table(part.comparison)
         warnings = [
             *(warning for warning in part.comparison.warnings if LEFT_OUT not in warning),
             *(
-                f"{names[pair.first]} and {names[pair.second]}: {warning}"
+                f"{pair.first} and {pair.second}: {warning}"
                 for pair in part.comparison.pairs
                 for warning in pair.warnings
             ),
@@ -69,15 +69,15 @@ class _PapersRow:
 @dataclass(frozen=True)
 class _Column:
     title: str
-    ours: Callable[[ArmResults], str]
+    ours: Callable[[StudyTable], str]
     papers: Callable[[_PapersRow], str] = lambda _: ""
 
 
-def _results_table(part: PartResults) -> Table:
+def _results_table(part: StudyTable) -> Table:
     """The paper's layout: a row for each model, a column for each measure."""
     columns = list(_columns(part))
-    rows = [[column.ours(arm) for column in columns] for arm in part.arms]
-    papers = [row for arm in part.arms if (row := _papers_row(part, arm)) is not None]
+    rows = [[column.ours(arm) for column in columns] for arm in part.arms.values()]
+    papers = [row for arm in part.arms.values() if (row := _papers_row(arm.first)) is not None]
     rows += [[column.papers(row) for column in columns] for row in papers]
     measured_in = {kind: _types(part, kind) for kind in PAPERS_TYPE}
     otherwise = [
@@ -86,7 +86,7 @@ def _results_table(part: PartResults) -> Table:
         for kind, types in measured_in.items()
         if papers and types and types != {PAPERS_TYPE[kind]}
     ]
-    counts = {len(arm.runs) for arm in part.arms}
+    counts = {len(arm) for arm in part.arms.values()}
     over = "seeds (Student's t)" if counts != {1} else "documents, windows or sequences"
     alone = " and, where a model has one, over documents, windows or sequences"
     note = f"Intervals are of 95 %, over {over}{alone if 1 in counts and len(counts) > 1 else ''}."
@@ -100,17 +100,17 @@ OWN_COLUMNS = ("nll", "hops", "core", "tasks", "manipulation")
 """Scores with columns of their own, or that are shown in more detail."""
 
 
-def _compared_score(part: PartResults, name: str, arm: ArmResults) -> str:
+def _compared_score(part: StudyTable, name: str, arm: StudyTable) -> str:
     """The score of a measure that the report knows from the registry only."""
     assert part.comparison is not None
     score = score_named(name)
     values = [
-        compared.scores[name] for compared in part.comparison.arms if compared.name == arm.name
+        compared.scores[name] for compared in part.comparison.arms if compared.name == arm.first.arm
     ]
     return f"{score.scale * values[0]:.{score.digits}f}" if values else ""
 
 
-def _columns(part: PartResults) -> Iterator[_Column]:
+def _columns(part: StudyTable) -> Iterator[_Column]:
     def same_type(
         papers: Callable[[_PapersRow], str], kind: type[Result]
     ) -> Callable[[_PapersRow], str]:
@@ -118,29 +118,29 @@ def _columns(part: PartResults) -> Iterator[_Column]:
         agrees = _types(part, kind) == {PAPERS_TYPE[kind]}
         return papers if agrees else lambda _: ""
 
-    yield _Column("model", lambda arm: arm.name, lambda row: f"{row.loop} in the paper")
-    yield _Column("seeds", lambda arm: str(len(arm.runs)), lambda row: "1")
-    yield _Column("parameters", lambda arm: f"{arm.plan.parameters:,}")
-    yield _Column("MFLOP/token", lambda arm: f"{arm.plan.flops_per_token / 1e6:,.1f}")
-    if part.measured(NllResult):
+    yield _Column("model", lambda arm: arm.first.arm, lambda row: f"{row.loop} in the paper")
+    yield _Column("seeds", lambda arm: str(len(arm)), lambda row: "1")
+    yield _Column("parameters", lambda arm: f"{arm.first.parameters:,}")
+    yield _Column("MFLOP/token", lambda arm: f"{arm.first.flops_per_token / 1e6:,.1f}")
+    if part.results(NllResult):
         yield _Column(
             score_named("nll").title,
-            lambda arm: shown_over_runs([result.nll for result in arm.measured(NllResult)], ".4f"),
+            lambda arm: _shown(arm.estimate(NllResult, "nll")),
             lambda row: f"{paper.HELD_OUT_NLL[row.size][row.loop]:.3f}",
         )
     if _has_bytes(part):
-        yield _Column("bits/byte", _bits_per_byte)
+        yield _Column("bits/byte", lambda arm: _shown(arm.estimate(NllResult, "bits_per_byte")))
     for number in _hops(part):
         yield _Column(f"{number} hop{'s' * (number > 1)}", partial(_accuracy, hops=number))
-    if part.measured(CoreResult):
+    if part.results(CoreResult):
         yield _Column(
             score_named("core").title,
-            lambda arm: _core([result.core_v1 for result in arm.measured(CoreResult)]),
+            lambda arm: _core([result.core_v1 for result in arm.results(CoreResult)]),
             same_type(lambda row: f"{paper.CORE[row.size, row.loop].core_mean:.2f}", CoreResult),
         )
         yield _Column(
             score_named("manipulation").title,
-            lambda arm: _core([result.manipulation_v1 for result in arm.measured(CoreResult)]),
+            lambda arm: _core([result.manipulation_v1 for result in arm.results(CoreResult)]),
             same_type(
                 lambda row: f"{paper.CORE[row.size, row.loop].manipulation_mean:.2f}", CoreResult
             ),
@@ -149,27 +149,27 @@ def _columns(part: PartResults) -> Iterator[_Column]:
         for name in part.comparison.arms[0].scores:
             if name.partition("_")[0] not in OWN_COLUMNS:
                 yield _Column(score_named(name).title, partial(_compared_score, part, name))
-    if part.measured(TransportResult):
+    if part.results(TransportResult):
         papers = same_type(_papers_later_gain, TransportResult)
         yield _Column("later gain, nats", _later_gain, papers)
     yield _Column("training, s", _seconds)
 
 
-def _types(part: PartResults, kind: type[Result]) -> set[str]:
+def _types(part: StudyTable, kind: type[Result]) -> set[str]:
     """The compute types in which the runs of a part were measured."""
-    return {str(result.provenance.compute_dtype) for result in part.measured(kind)}
+    return {str(result.provenance.compute_dtype) for result in part.results(kind)}
 
 
-def _hops(part: PartResults) -> list[int]:
+def _hops(part: StudyTable) -> list[int]:
     return sorted(
-        {hop.hops for result in part.measured(HopsResult) for hop in result.accuracy_by_hop}
+        {hop.hops for result in part.results(HopsResult) for hop in result.accuracy_by_hop}
     )
 
 
-def _accuracy(arm: ArmResults, hops: int) -> str:
+def _accuracy(arm: StudyTable, hops: int) -> str:
     accuracies = [
         hop.accuracy
-        for result in arm.measured(HopsResult)
+        for result in arm.results(HopsResult)
         for hop in result.accuracy_by_hop
         if hop.hops == hops
     ]
@@ -181,8 +181,8 @@ def _core(scores: Sequence[Estimate | None]) -> str:
     return shown_over_runs([score.scaled(100) for score in scores if score is not None], ".2f")
 
 
-def _later_gain(arm: ArmResults) -> str:
-    looped = [result for result in arm.measured(TransportResult) if len(result.target_gain) > 1]
+def _later_gain(arm: StudyTable) -> str:
+    looped = [result for result in arm.results(TransportResult) if len(result.target_gain) > 1]
     return shown_over_runs([result.later_gain for result in looped], "+.4f")
 
 
@@ -191,32 +191,31 @@ def _papers_later_gain(row: _PapersRow) -> str:
     return "" if figures is None else f"{figures.later_gain:+.3f}"
 
 
-def _seconds(arm: ArmResults) -> str:
-    times = [run.seconds for run in arm.runs if run.seconds is not None]
+def _seconds(arm: StudyTable) -> str:
+    times = [run.seconds for run in arm if run.seconds is not None]
     return f"{sum(times) / len(times):,.0f}" if times else ""
 
 
-def _has_bytes(part: PartResults) -> bool:
-    results = part.measured(NllResult)
+def _has_bytes(part: StudyTable) -> bool:
+    results = part.results(NllResult)
     return bool(results) and all(result.bits_per_byte is not None for result in results)
 
 
-def _bits_per_byte(arm: ArmResults) -> str:
-    values = [result.bits_per_byte for result in arm.measured(NllResult)]
-    return shown_over_runs([value for value in values if value is not None], ".4f")
+def _shown(nll: Estimate | PointEstimate | None) -> str:
+    return "" if nll is None else estimate_text(nll, ".4f")
 
 
-def _papers_row(part: PartResults, arm: ArmResults) -> _PapersRow | None:
+def _papers_row(row: Row) -> _PapersRow | None:
     """The paper's model of the same size, loop and data; None if the paper has no such model."""
-    if not part.plan.data.startswith(PAPERS_DATA):
+    if not row.data.startswith(PAPERS_DATA):
         return None
     for size, loops in paper.HELD_OUT_NLL.items():
         same = all(
-            getattr(arm.plan, key) == getattr(PRESETS[size], key)
+            getattr(row, key) == getattr(PRESETS[size], key)
             for key in ("num_layers", "d_model", "vocab_size")
         )
-        if same and arm.name in loops:
-            return _PapersRow(size, arm.name)
+        if same and row.arm in loops:
+            return _PapersRow(size, row.arm)
     return None
 
 
@@ -228,13 +227,12 @@ def partly_over_runs(estimates: Sequence[PartialEstimate], how: str) -> str:
 
 def shown_over_runs(estimates: Sequence[Estimate | PointEstimate], how: str) -> str:
     """The mean over runs with its interval, in the format `how`; empty without runs."""
-    if not estimates:
-        return ""
-    return estimate_text(over_runs(estimates), how)
+    mean = over_runs(estimates)
+    return "" if mean is None else estimate_text(mean, how)
 
 
-def _pairs_table(part: PartResults, comparison: Comparison) -> Table:
-    names, pairs = arm_names(part), comparison.pairs
+def _pairs_table(comparison: Comparison) -> Table:
+    pairs = comparison.pairs
     rows = []
     for pair in pairs:
         for name, difference in pair.measures.items():
@@ -243,7 +241,7 @@ def _pairs_table(part: PartResults, comparison: Comparison) -> Table:
                 f"{score.scale * x:+.{score.digits}f}"
                 for x in (difference.value, difference.lower, difference.upper)
             )
-            models = f"{names[pair.first]} minus {names[pair.second]}"
+            models = f"{pair.first} minus {pair.second}"
             p_values = map(p_value_text, (difference.p_value, difference.holm_p_value))
             rows.append(
                 [models, score.title, value, f"{low} to {high}", *p_values, difference.verdict]
@@ -256,10 +254,3 @@ def _pairs_table(part: PartResults, comparison: Comparison) -> Table:
         "takes three seeds."
     )
     return Table("Differences", columns, rows, note)
-
-
-def arm_names(part: PartResults) -> dict[str, str]:
-    """The study's name of each model, by the comparison's name, which is notation."""
-    by_path = {run.path.name: arm.name for arm in part.arms for run in arm.runs}
-    arms = part.comparison.arms if part.comparison else ()
-    return {arm.name: by_path[arm.runs[0].rpartition("/")[2]] for arm in arms}

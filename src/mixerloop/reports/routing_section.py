@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 
 from mixerloop.reports.elements import Element, Table
 from mixerloop.reports.results_section import shown_over_runs
-from mixerloop.reports.study_results import PartResults
+from mixerloop.studies.table import Table as StudyTable
 from mixerloop.transport.routing_result import RoutingResult
 
 
-def routing(part: PartResults) -> Iterator[Element]:
+def routing(part: StudyTable) -> Iterator[Element]:
     """A table of the tokens that change their experts, for models that loop an ffn with experts."""
-    measured = {arm.name: arm.measured(RoutingResult) for arm in part.arms}
+    measured = {name: arm.results(RoutingResult) for name, arm in part.arms.items()}
     rows = [row for name, seeds in measured.items() if seeds for row in _rows(name, seeds)]
     if not rows:
         return

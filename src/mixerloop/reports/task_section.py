@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from mixerloop.evaluation.hops_result import HOPS, HopsResult
 from mixerloop.evaluation.task_result import GroupAccuracy, TaskResult
+from mixerloop.intervals import share_over_runs
 from mixerloop.reports.elements import Element, Table
-from mixerloop.reports.figure import Figure, Row, data, dressed, model_color
-from mixerloop.reports.student_t import share_over_runs
-from mixerloop.reports.study_results import ArmResults, PartResults
+from mixerloop.reports.figure import Figure, Point, data, dressed, model_color
+from mixerloop.studies.table import Table as StudyTable
 
 if TYPE_CHECKING:
     import altair as alt
@@ -20,16 +20,16 @@ Groups = Sequence[GroupAccuracy]
 SPLITS = ("as trained", "longer than trained")
 
 
-def by_difficulty(part: PartResults) -> Iterator[Element]:
+def by_difficulty(part: StudyTable) -> Iterator[Element]:
     """A figure, and a table for each split; nothing for a part without a task."""
     rows = list(_rows(part))
     if not rows:
         return
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
-    tasks = part.measured(TaskResult)
+    tasks = part.results(TaskResult)
     unit = tasks[0].group_name if tasks else HOPS
     chart = partial(_chart, rows, models, unit)
-    yield Figure(f"{part.name}-accuracy", f"Accuracy by {unit}", rows, chart)
+    yield Figure(f"{part.first.part}-accuracy", f"Accuracy by {unit}", rows, chart)
     if not tasks:  # the table of results has columns for `hops`
         return
     for split in dict.fromkeys(str(row["split"]) for row in rows):
@@ -43,15 +43,15 @@ def by_difficulty(part: PartResults) -> Iterator[Element]:
         )
 
 
-def _rows(part: PartResults) -> Iterator[Row]:
+def _rows(part: StudyTable) -> Iterator[Point]:
     guesses: dict[tuple[str, int], float] = {}
-    for arm in part.arms:
+    for name, arm in part.arms.items():
         for split, of_runs in zip(SPLITS, _accuracies(arm), strict=True):
             for group, of_seeds in _by_group(of_runs).items():
                 guesses[split, group] = of_seeds[0].guess
                 mean = share_over_runs([one.accuracy for one in of_seeds])
                 yield {
-                    "model": arm.name,
+                    "model": name,
                     "split": split,
                     "group": group,
                     "accuracy": mean.value,
@@ -63,11 +63,11 @@ def _rows(part: PartResults) -> Iterator[Row]:
         yield {"model": GUESS, "split": split, "group": group, **same}
 
 
-def _accuracies(arm: ArmResults) -> tuple[list[Groups], list[Groups]]:
+def _accuracies(arm: StudyTable) -> tuple[list[Groups], list[Groups]]:
     """The accuracy of each run in both splits; by the measure `hops` if there is no `task`."""
-    results = arm.measured(TaskResult)
+    results = arm.results(TaskResult)
     if not results:
-        return [_as_groups(result) for result in arm.measured(HopsResult)], []
+        return [_as_groups(result) for result in arm.results(HopsResult)], []
     return (
         [result.accuracy_by_group for result in results],
         [result.longer_accuracy_by_group for result in results],
@@ -91,13 +91,13 @@ def _by_group(of_runs: Sequence[Groups]) -> dict[int, list[GroupAccuracy]]:
     return found
 
 
-def _shown(row: Row) -> str:
+def _shown(row: Point) -> str:
     if row["model"] == GUESS:
         return f"{row['accuracy']:.3f}"
     return f"{row['accuracy']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
 
 
-def _chart(rows: list[Row], models: list[str], unit: str) -> "alt.TopLevelMixin":
+def _chart(rows: list[Point], models: list[str], unit: str) -> "alt.TopLevelMixin":
     import altair as alt
 
     panels = []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mixerloop.ownership import Ledger
 from mixerloop.reports.drawing import draw_figures
-from mixerloop.reports.figure import Figure, Row, data, dressed, model_color
+from mixerloop.reports.figure import Figure, Point, data, dressed, model_color
 from mixerloop.reports.figure_files import ENDINGS, figure_files, undrawn_warning
 from mixerloop.results import Estimate, PartialEstimate
 from mixerloop.transport.result import PassFigures, TransportFigures, TransportResult
@@ -75,20 +75,20 @@ def maps(results: Figures) -> list[Figure]:
 
 def passes_figure(results: Figures) -> Figure:
     """The paper's figure 2: cumulative ITR, effect and gain, with intervals over windows."""
-    rows: list[Row] = [
+    rows: list[Point] = [
         {"model": name, **row} for name, result in results.items() for row in _rows(result)
     ]
     chart = partial(_passes_chart, rows, list(results))
     return Figure("transport-passes", "What each pass does at the readout", rows, chart)
 
 
-def _passes_chart(rows: list[Row], names: list[str]) -> "alt.TopLevelMixin":
+def _passes_chart(rows: list[Point], names: list[str]) -> "alt.TopLevelMixin":
     return dressed(_panels(rows, names))
 
 
 def layers_figure(results: Figures) -> Figure:
     """The same panels for one layer, which the reader of the page picks."""
-    rows: list[Row] = [
+    rows: list[Point] = [
         {"model": name, "layer": layer.layer, **row}
         for name, result in results.items()
         for layer in result.layers
@@ -98,7 +98,7 @@ def layers_figure(results: Figures) -> Figure:
     return Figure("transport-layers", "The same in one layer", rows, chart)
 
 
-def _layers_chart(rows: list[Row], names: list[str]) -> "alt.TopLevelMixin":
+def _layers_chart(rows: list[Point], names: list[str]) -> "alt.TopLevelMixin":
     import altair as alt
 
     layers = sorted({int(row["layer"] or 0) for row in rows})
@@ -108,7 +108,7 @@ def _layers_chart(rows: list[Row], names: list[str]) -> "alt.TopLevelMixin":
     return dressed(_panels(rows, names, only="datum.layer == picked").add_params(picker))
 
 
-def _rows(result: PassFigures) -> Iterator[Row]:
+def _rows(result: PassFigures) -> Iterator[Point]:
     panels: dict[str, Sequence[Estimate | PartialEstimate]] = {
         "itr_by_depth": result.itr_by_depth,
         "hellinger_squared": result.hellinger_squared,
@@ -116,11 +116,11 @@ def _rows(result: PassFigures) -> Iterator[Row]:
     }
     for figure in PANELS:
         for number, estimate in enumerate(panels[figure], start=1):
-            ends: Row = {"value": estimate.value, "low": estimate.lower, "high": estimate.upper}
+            ends: Point = {"value": estimate.value, "low": estimate.lower, "high": estimate.upper}
             yield {"figure": figure, "pass": number, **ends}
 
 
-def _panels(rows: list[Row], names: list[str], only: str | None = None) -> "alt.HConcatChart":
+def _panels(rows: list[Point], names: list[str], only: str | None = None) -> "alt.HConcatChart":
     import altair as alt
 
     panels = []
@@ -160,7 +160,7 @@ def _panels(rows: list[Row], names: list[str], only: str | None = None) -> "alt.
     return alt.hconcat(*panels, bounds="flush", spacing=PANEL_GAP)
 
 
-def _around(rows: list[Row], *, is_log: bool) -> list[float]:
+def _around(rows: list[Point], *, is_log: bool) -> list[float]:
     """The range of an axis that holds all intervals, with a margin."""
     ends = [float(row[end] or 0.0) for row in rows for end in ("low", "high", "value")] or [0.0]
     if is_log:
@@ -207,7 +207,7 @@ def _map(
     scheme: Literal["blues", "redblue"],
 ) -> Figure:
     """The paper's figure 3: a row per layer, a column per pass."""
-    rows: list[Row] = [
+    rows: list[Point] = [
         {
             "layer": layer,
             "pass": number,
@@ -225,7 +225,7 @@ def _map(
 
 
 def _map_chart(
-    rows: list[Row],
+    rows: list[Point],
     *,
     title: str,
     digits: str,

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from mixerloop.reports.elements import Element, Paragraph, Table
 from mixerloop.reports.figure import CONTROL
 from mixerloop.reports.results_section import partly_over_runs, shown_over_runs
-from mixerloop.reports.study_results import PartResults
 from mixerloop.reports.transport_figures import layers_figure, maps, passes_figure
+from mixerloop.studies.table import Table as StudyTable
 from mixerloop.transport.result import (
     RemovalCost,
     RemovalFigures,
@@ -15,9 +15,9 @@ from mixerloop.transport.result import (
 )
 
 
-def transport(part: PartResults) -> Iterator[Element]:
+def transport(part: StudyTable) -> Iterator[Element]:
     """Figures and tables of all models that loop a mixer, with the first model's control."""
-    measured = {arm.name: arm.measured(TransportResult) for arm in part.arms}
+    measured = {name: arm.results(TransportResult) for name, arm in part.arms.items()}
     looped = {
         name: results
         for name, results in measured.items()
@@ -30,7 +30,7 @@ def transport(part: PartResults) -> Iterator[Element]:
             "says how far it moves; only the gain says whether the move helps. A number near the "
             "rounding floor of its type says nothing. ITR is not a score of capability."
         )
-        yield from _figures(part.name, {name: results[0] for name, results in looped.items()})
+        yield from _figures(part.first.part, {name: results[0] for name, results in looped.items()})
         yield _table(looped)
     if removed := {
         name: costs[0] for name, results in measured.items() if (costs := _removals(results))

@@ -16,9 +16,7 @@ from mixerloop.benchmarking.conditions import busy_warning
 from mixerloop.benchmarking.prefill_speed import bench_prefill
 from mixerloop.benchmarking.settings import PrefillSettings as PrefillBenchSettings
 from mixerloop.benchmarking.text import prefill_line
-from mixerloop.config import Documents
 from mixerloop.data.preparation import parse_preparation
-from mixerloop.evaluation.comparison import compare_runs
 from mixerloop.files import (
     LOCK,
     is_locked,
@@ -30,17 +28,22 @@ from mixerloop.files import (
     write_file,
     write_sealed,
 )
+from mixerloop.interop.loading import open_subject
+from mixerloop.interop.parents import open_parent
 from mixerloop.measures import MEASURES
+from mixerloop.parent_record import ParentRecord
 from mixerloop.parsing import from_dict, one_line
 from mixerloop.program import is_stopping
 from mixerloop.progress_line import preparing_progress, says_how_to_resume, to_stderr
 from mixerloop.provenance import now
 from mixerloop.result_files import check_details, has_result, is_measured, read_result
 from mixerloop.results import encode
-from mixerloop.studies.measuring import measure_run
-from mixerloop.studies.plan import Cell, Plan
+from mixerloop.studies.measuring import measure
+from mixerloop.studies.plan import Plan
 from mixerloop.studies.plan_checks import check_measures
+from mixerloop.studies.reading import read_run
 from mixerloop.studies.study import CORPUS, HELD_OUT, TOKENIZER, PartSettings
+from mixerloop.studies.table import Row, Table
 from mixerloop.study_folder import (
     COMPARISON,
     DATA,
@@ -51,9 +54,10 @@ from mixerloop.study_folder import (
     PrefillSettings,
     record_of,
 )
+from mixerloop.subject import Subject
 from mixerloop.training.display import show_training
 from mixerloop.training.opened import open_data
-from mixerloop.training.parent import check_data
+from mixerloop.training.parent import Parent, check_data
 from mixerloop.training.sessions import Trained, resume, train
 from mixerloop.training.status import status
 
@@ -100,14 +104,9 @@ class CellState:
     """Seconds that the cell has spent in training."""
 
 
-def state_of(
-    folder: Path, name: str, measure: Sequence[str], documents: Documents | None = None
-) -> CellState:
-    """The state of a cell in a study's folder; reads files and changes none.
-
-    `documents` are the held-out documents that its NLL must be of; None for any.
-    """
-    record, run = record_of(folder, name), folder / name
+def state_of(folder: Path, row: Row) -> CellState:
+    """The state of a row in a study's folder; reads files and changes none."""
+    record, run = record_of(folder, row.run), folder / row.run
     written = _read_record(_CellRecord, record / STATE) or _CellRecord(state="waiting")
     state: State = "waiting"
     error: str | None = None
@@ -115,9 +114,9 @@ def state_of(
         state = "running"
     elif written.state == "failed":
         state, error = "failed", written.error
-    elif written.state == "done" and not _missing(run, measure, documents):
+    elif written.state == "done" and not _missing(run, row):
         state = "done"
-    elif (error := _damage(run, measure)) is not None:
+    elif (error := _damage(run, row.measure)) is not None:
         state = "damaged"
     provenance = run / runs.PROVENANCE
     if not is_there(provenance):
@@ -134,14 +133,9 @@ def state_of(
     )
 
 
-def is_done(plan: Plan, cell: Cell) -> bool:
-    """Whether a cell is trained and has all its measurements."""
-    return cell_state(plan, cell).state == "done"
-
-
-def cell_state(plan: Plan, cell: Cell) -> CellState:
-    """The state of a cell of a plan."""
-    return state_of(plan.folder, cell.name, cell.measure, cell.variant.documents)
+def is_done(folder: Path, row: Row) -> bool:
+    """Whether a row is trained and has all its measurements."""
+    return state_of(folder, row).state == "done"
 
 
 def _check_made_of(plan: Plan, part: PartSettings, given: dict[str, Sequence[Path]]) -> None:
@@ -202,35 +196,46 @@ def prepare_data(plan: Plan, part: PartSettings, given: dict[str, Sequence[Path]
 
 
 def check_cells(plan: Plan) -> None:
-    """Reject cells that cannot be trained or measured, before any cell is trained."""
-    for cell in plan.cells:
-        run = plan.run(cell)
-        if is_there(run / runs.CONFIG) and not cell.waits_for_tuning:
+    """Reject rows that cannot be trained or measured, before any is trained."""
+    parents: dict[str, Parent] = {}
+    for row in plan.rows:
+        run = plan.run(row)
+        if is_there(run / runs.CONFIG) and not row.waits_for_tuning:
             before = configs.load(run / runs.CONFIG)
-            changed = configs.differences(before, cell.config)
+            changed = configs.differences(before, row.with_config())
             for key, (old, new) in changed.items():
                 if key not in configs.MAY_CHANGE and new != "auto":
                     raise ValueError(
                         f"{run}: was trained with {key} {old}, and the study now says {new}; "
                         "choose another folder"
                     )
-        with plan.file.at(plan.file.place_of(cell.settings)):
-            data, _, _ = open_data(cell.config)
-            if cell.parent is not None:
-                check_data(cell.parent, data)
-        check_measures(plan.file, cell, _missing(run, cell.measure, cell.variant.documents), data)
+        with plan.file.at(plan.file.place_of(row.family)):
+            data, _, _ = open_data(row.with_config())
+            if row.parent is not None:
+                folder = row.parent.folder
+                parents[folder] = parents.get(folder) or _opened(row.parent)
+                check_data(parents[folder], data)
+        check_measures(plan.file, row, _missing(run, row), data)
 
 
-def run_cell(plan: Plan, cell: Cell, say: Say) -> bool:
-    """Train and measure a cell, or resume it; false if another process holds the cell's lock."""
-    record = record_of(plan.folder, cell.name)
+def _opened(record: ParentRecord) -> Parent:
+    """The parent of a planned row; raises if it was changed since."""
+    parent = open_parent(record.folder)
+    if parent.sha256 != record.sha256:
+        raise ValueError(f"{record.folder}: was changed after the study was planned")
+    return parent
+
+
+def run_cell(folder: Path, row: Row, say: Say) -> bool:
+    """Train and measure a row, or resume it; false if another process holds its lock."""
+    record = record_of(folder, row.run)
     with _lock(record) as mine:
         if not mine:
             return False
         _write_state(record, "begun")
         (record / ERROR).unlink(missing_ok=True)
         try:
-            _run(plan, cell, say, record)
+            _run(folder / row.run, row, say, record)
         except Exception as error:
             if is_stopping():
                 raise
@@ -241,14 +246,13 @@ def run_cell(plan: Plan, cell: Cell, say: Say) -> bool:
     return True
 
 
-def _run(plan: Plan, cell: Cell, say: Say, record: Path) -> None:
-    run = plan.run(cell)
+def _run(run: Path, row: Row, say: Say, record: Path) -> None:
     remove_leftovers(run.parent, of=run.name)
     if not run.exists():
         config = record / runs.CONFIG
-        write_file(config, configs.dump(cell.config))
+        write_file(config, configs.dump(row.with_config()))
         say("training")
-        parent = cell.parent
+        parent = None if row.parent is None else _opened(row.parent)
         given = "" if parent is None else f" --from {parent.folder}"
         with _log(record, f"train {config}{given} --out {run}"):
             _end_if_stopped(train(configs.load(config), run, parent=parent, display=show_training))
@@ -256,10 +260,12 @@ def _run(plan: Plan, cell: Cell, say: Say, record: Path) -> None:
         say("training, from where it stopped")
         with _log(record, f"train --resume {run}"):
             _end_if_stopped(resume(run, display=show_training))
-    for measure in _missing(run, cell.measure, cell.variant.documents):
-        say(measure)
-        with _log(record, f"{measure} of {run}"):
-            measure_run(run, measure, cell.variant)
+    subject: Subject | None = None
+    for name in _missing(run, row):
+        say(name)
+        with _log(record, f"{name} of {run}"):
+            subject = subject or open_subject(run)  # once, whatever is measured
+            measure(subject, name, row)
 
 
 def _end_if_stopped(trained: Trained) -> None:
@@ -268,9 +274,9 @@ def _end_if_stopped(trained: Trained) -> None:
         sys.exit(128 + trained.outcome.stopped_by)
 
 
-def _missing(run: Path, measure: Sequence[str], documents: Documents | None) -> list[str]:
+def _missing(run: Path, row: Row) -> list[str]:
     results = run / runs.RESULTS
-    return [name for name in measure if not has_result(results, MEASURES[name], documents)]
+    return [name for name in row.measure if not has_result(results, MEASURES[name], row.documents)]
 
 
 def _damage(run: Path, measure: Sequence[str]) -> str | None:
@@ -291,7 +297,7 @@ def run_prefill(plan: Plan, asked: PrefillSettings, say: Say) -> None:
     path = plan.folder / PREFILL
     if is_there(path):
         return
-    states = [cell_state(plan, cell).state for cell in plan.cells]
+    states = [state_of(plan.folder, row).state for row in plan.rows]
     with _lock(record_of(plan.folder, "prefill")) as mine:
         if not mine or "running" in states:
             say("not timed while another process is at work; start again when it is done")
@@ -317,16 +323,12 @@ def compare_part(plan: Plan, part: str) -> None:
     """Compare the models of a part of the plan by the measures that all of them have."""
     path = plan.folder / part / COMPARISON
     path.unlink(missing_ok=True)  # an older comparison is about other runs
-    done = [cell for cell in plan.of(part) if is_done(plan, cell)]
-    is_compared = any(MEASURES[name].units is not None for cell in done for name in cell.measure)
-    if len({cell.arm for cell in done}) < 2 or not is_compared:
+    done = [row for row in plan.rows if row.part == part and is_done(plan.folder, row)]
+    is_compared = any(MEASURES[name].units is not None for row in done for name in row.measure)
+    if len({row.arm for row in done}) < 2 or not is_compared:
         return
-    comparison = compare_runs(
-        [plan.run(cell) for cell in done],
-        arms=[cell.arm for cell in done],
-        seed=COMPARISON_SEED,
-    )
-    write_sealed(path, encode(comparison))
+    rows = Table(tuple(read_run(plan.run(row), arm=row.arm) for row in done))
+    write_sealed(path, encode(rows.compare(seed=COMPARISON_SEED)))
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from mixerloop.progress_line import LOG_SECONDS, is_terminal, to_stderr
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from mixerloop.studies.plan import Cell
+    from mixerloop.studies.table import Row
 
 PROGRESS = re.compile(r"step \d|.*\d of \d")
 """Lines of progress, of which a log shows one every `LOG_SECONDS`."""
@@ -22,9 +22,9 @@ def say(where: str, text: str) -> None:
     to_stderr(f"{where}: {text}\n")
 
 
-def heading(cell: "Cell", num_cells: int) -> str:
+def heading(row: "Row", num_cells: int) -> str:
     """The number and the name of a cell, at the start of its lines."""
-    return f"[{cell.number}/{num_cells}] {cell.name}"
+    return f"[{row.number}/{num_cells}] {row.run}"
 
 
 class CellLines:
@@ -50,9 +50,9 @@ class CellLines:
         if self._live is not None:
             self._live.__exit__(None, None, None)
 
-    def heard(self, cell: "Cell", text: str) -> None:
+    def heard(self, row: "Row", text: str) -> None:
         """Show a line that the process of a cell printed."""
-        at, text = printable(heading(cell, self._num_cells)), printable(text)
+        at, text = printable(heading(row, self._num_cells)), printable(text)
         with self._lock:
             if self._live is None:
                 self._log(at, text)

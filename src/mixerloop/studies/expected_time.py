@@ -9,7 +9,7 @@ from mixerloop.benchmarking.training_steps import training_step
 from mixerloop.config import RunConfig
 from mixerloop.model.initialization import fresh_model
 from mixerloop.ops.precision import choose_compute_dtype
-from mixerloop.studies.plan import Cell
+from mixerloop.studies.table import Row
 
 PROBE_TOKENS = 4096
 PROBE_STEPS = 2
@@ -29,7 +29,7 @@ def seconds_per_window(config: RunConfig, *, context: int) -> float:
     return (time.perf_counter() - began) / PROBE_STEPS / windows
 
 
-def expected_of_all(cells: Sequence[Cell], *, threads: int) -> dict[int, float]:
+def expected_of_all(rows: Sequence[Row], *, threads: int) -> dict[int, float]:
     """Expected seconds of training by cell number.
 
     Seeds and budgets do not change the speed, so each model is timed once, with the threads it will
@@ -39,24 +39,25 @@ def expected_of_all(cells: Sequence[Cell], *, threads: int) -> dict[int, float]:
     before = torch.get_num_threads()
     torch.set_num_threads(min(threads, before))
     try:
-        return _expected_of_all(cells)
+        return _expected_of_all(rows)
     finally:
         torch.set_num_threads(before)
 
 
-def _expected_of_all(cells: Sequence[Cell]) -> dict[int, float]:
+def _expected_of_all(rows: Sequence[Row]) -> dict[int, float]:
     known: dict[str, float] = {}
     expected = {}
-    for cell in cells:
-        if cell.gpus or cell.context is None:
+    for row in rows:
+        if row.gpus or row.context is None:
             continue
-        _, train = cell.config.for_training()
+        config = row.with_config()
+        _, train = config.for_training()
         if train.seconds is not None:
-            expected[cell.number] = train.seconds
+            expected[row.number] = train.seconds
             continue
-        model = repr((cell.config.model, cell.context, train.form, train.compute_dtype))
+        model = repr((config.model, row.context, train.form, train.compute_dtype))
         batch = train.micro_batch or train.global_batch
         if (key := f"{model} {batch}") not in known:
-            known[key] = seconds_per_window(cell.config, context=cell.context)
-        expected[cell.number] = known[key] * cell.amounts()["tokens"] / cell.context
+            known[key] = seconds_per_window(config, context=row.context)
+        expected[row.number] = known[key] * row.amounts["tokens"] / row.context
     return expected

@@ -7,17 +7,20 @@ released. Ray starts the cell again on another worker, which resumes from the la
 
 import subprocess
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from mixerloop.parsing import one_line
-from mixerloop.studies.cell_process import start_cell
+from mixerloop.studies.cell_process import row_text, start_cell
 from mixerloop.studies.cells import is_done
-from mixerloop.studies.plan import Cell, Plan
+from mixerloop.studies.table import Row
 
 RETRIES = 3
 
 
-def run_on_ray(plan: Plan, cells: Sequence[Cell], say: Callable[[str, str], None]) -> None:
-    """Run cells and wait for all of them; the record of each cell says whether it failed."""
+def run_on_ray(
+    folder: Path, rows: Sequence[Row], say: Callable[[str, str], None], *, of: int
+) -> None:
+    """Run some of a study's `of` cells and wait; the record of each cell says whether it failed."""
     try:
         import ray
         import ray.exceptions
@@ -26,30 +29,28 @@ def run_on_ray(plan: Plan, cells: Sequence[Cell], say: Callable[[str, str], None
 
     ray.init(ignore_reinit_error=True, log_to_driver=False)
     run = ray.remote(max_retries=RETRIES)(_run_cell)
-    study, folder = str(plan.file.path.resolve()), str(plan.folder.resolve())
-    parent = None if plan.parent is None else str(plan.parent.resolve())
     waiting = {
-        run.options(num_cpus=cell.cpus, num_gpus=cell.gpus).remote(
-            study, folder, cell.number, cell.cpus, parent
-        ): cell
-        for cell in cells
+        run.options(num_cpus=row.cpus, num_gpus=row.gpus).remote(
+            str(folder.resolve()), row.number, of, row_text(row), row.cpus
+        ): row
+        for row in rows
     }
     try:
         while waiting:
             (finished,), _ = ray.wait(list(waiting), num_returns=1)
-            cell = waiting.pop(finished)
+            row = waiting.pop(finished)
             try:
                 last_line = ray.get(finished)
-                say(cell.name, "done" if is_done(plan, cell) else f"not done: {last_line}")
+                say(row.run, "done" if is_done(folder, row) else f"not done: {last_line}")
             except ray.exceptions.RayError as error:
-                say(cell.name, f"lost: {one_line(error)}")
+                say(row.run, f"lost: {one_line(error)}")
     finally:
         ray.shutdown()
 
 
-def _run_cell(study: str, folder: str, number: int, cpus: int, parent: str | None) -> str:
+def _run_cell(folder: str, number: int, of: int, row: str, cpus: int) -> str:
     """On a worker, run a cell in a process that ends with the worker; returns its last line."""
-    process = start_cell(study, folder, number, parent=parent, threads=cpus, stderr=subprocess.PIPE)
+    process = start_cell(folder, number, of, row, threads=cpus, stderr=subprocess.PIPE)
     _, stderr = process.communicate()
     lines = stderr.strip().splitlines()
     return lines[-1] if lines else f"exit code {process.returncode}"

@@ -1,16 +1,19 @@
-"""`study_status`: the state of every cell of studies, from their files alone."""
+"""`study_status`: the state of every cell of studies, from their files alone; and their rows."""
 
+import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mixerloop import runs
-from mixerloop.config import Documents
 from mixerloop.files import is_there
+from mixerloop.ownership import Ledger
 from mixerloop.parsing import checked
 from mixerloop.studies.cells import CellState, state_of
-from mixerloop.study_folder import PLAN, folder_named, read_plan
+from mixerloop.studies.reading import StudyPlan, filled, read_plan
+from mixerloop.studies.table import Table
+from mixerloop.study_folder import PLAN, folder_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +55,48 @@ def study_status(folders: Sequence[Path | str] = ()) -> list[StudyStatus]:
     return [_status(path) for path in paths]
 
 
-def _status(path: Path) -> StudyStatus:
+def study_table(folder: Path | str) -> Table:
+    """The rows of a study, named as in `study_status`, with their results as far as there are."""
+    path = folder_named(folder)
+    return Table(tuple(filled(row, path) for row in _plan(path).rows))
+
+
+def write_table(
+    folder: Path | str,
+    *,
+    csv: Path | None = None,
+    parquet: Path | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write the rows of a study and the figures of their results as CSV, as Parquet or as both.
+
+    `overwrite` also replaces files that this program did not write.
+    """
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    rows = pyarrow.Table.from_pylist(study_table(folder).records())
+    for path, write in ((csv, pyarrow.csv.write_csv), (parquet, pyarrow.parquet.write_table)):
+        if path is not None:
+            content = io.BytesIO()
+            write(rows, content)
+            Ledger(path.parent).write({path: content.getvalue()}, overwrite=overwrite)
+
+
+def _plan(path: Path) -> StudyPlan:
     if not is_there(path / PLAN):
         raise ValueError(f"{path}: not the folder of a study; mixerloop study makes one")
-    plan = read_plan(path)
-    documents: dict[str, Documents | None] = {part.name: part.documents for part in plan.parts}
+    return read_plan(path)
+
+
+def _status(path: Path) -> StudyStatus:
+    plan = _plan(path)
     cells = tuple(
         CellStatus(
-            number=cell.number,
-            name=cell.name,
-            state=state_of(path, cell.name, cell.measure, documents.get(cell.part)),
+            number=row.number,
+            name=row.run,
+            state=state_of(path, row),
         )
-        for cell in plan.cells
+        for row in plan.rows
     )
     return StudyStatus(folder=path, title=plan.title, cells=cells)

@@ -1,10 +1,9 @@
-"""Turn a study file into cells: each is one model with one seed, to be trained and measured."""
+"""Turn a study file into rows: each is one model with one seed, to be trained and measured."""
 
-import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from mixerloop import catalog
 from mixerloop import config as configs
 from mixerloop.config import BUDGETS, ModelConfig, RunConfig
-from mixerloop.files import is_there, write_sealed
+from mixerloop.files import is_there
 from mixerloop.interop.parents import open_parent
 from mixerloop.kinds import MOST_LAYERS
 from mixerloop.measures import MEASURES
@@ -20,251 +19,138 @@ from mixerloop.model.accounting import CONTEXT, account_model
 from mixerloop.model.initialization import meta_model
 from mixerloop.notation import notation
 from mixerloop.ops.precision import choose_compute_dtype
+from mixerloop.parent_record import ParentRecord
 from mixerloop.results import encode, result_provenance
 from mixerloop.schedule import BLOCK
-from mixerloop.studies.cell import Cell
-from mixerloop.studies.matching import FLOPS_AGREE, differences
-from mixerloop.studies.plan_checks import check_plan
-from mixerloop.studies.study import PARENT, ArmSettings, PartSettings, StudyFile, preparation_of
+from mixerloop.studies.plan_checks import FLOPS_AGREE, amounts, check_plan, differences
+from mixerloop.studies.reading import StudyPlan, read_plan
+from mixerloop.studies.study import (
+    PARENT,
+    ArmSettings,
+    PartSettings,
+    SizeSettings,
+    StudyFile,
+    preparation_of,
+)
+from mixerloop.studies.table import Row, Table
 from mixerloop.studies.variants import (
     TUNING_MEASURE,
-    Variant,
+    arms_of,
+    parts_of,
+    run_name,
     sweeps_of,
-    tuned_value,
-    variants_of,
+    tuned_values,
 )
-from mixerloop.study_folder import (
-    DATA,
-    PLAN,
-    PREFILL,
-    PlannedArm,
-    PlannedCell,
-    PlannedParent,
-    PlannedPart,
-    StudyPlan,
-    read_plan,
-)
+from mixerloop.study_folder import DATA, PLAN, PREFILL
 from mixerloop.training.opened import recipe_of
 from mixerloop.training.parent import Parent, fresh_names
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All cells of a study, and the study's folder."""
+    """The rows of a study that is to be run, and the study's folder."""
 
     file: StudyFile
     folder: Path
-    cells: tuple[Cell, ...]
+    rows: tuple[Row, ...]
     parent: Path | None = None
     """The run that stands for {parent} in the study file."""
 
-    @property
-    def variants(self) -> list[Variant]:
-        """The parts of the plan, in the order of their cells."""
-        return [variant for part in self.file.study.parts for variant in variants_of(part)]
-
-    def of(self, part: str) -> list[Cell]:
-        """The cells of one part, in the order of their numbers."""
-        return [cell for cell in self.cells if cell.part == part]
-
-    def run(self, cell: Cell) -> Path:
-        """The folder of a cell's run."""
-        return self.folder / cell.name
+    def run(self, row: Row) -> Path:
+        """The folder of a row's run."""
+        return self.folder / row.run
 
     def data(self, part: str) -> Path:
-        """The folder of a part's prepared data."""
+        """The folder of the prepared data of a part of the study file."""
         return self.folder / DATA / part
-
-    def write(self) -> None:
-        """Write plan.json, which reports and `study status` read."""
-        write_sealed(self.folder / PLAN, encode(self.summary()))
 
     def check_unchanged(self) -> None:
         """Reject a folder whose data or measurements were made under another plan."""
         if not is_there(self.folder / PLAN):
             return
-        before, now = read_plan(self.folder), self.summary()
-        parts = {part.name: part for part in before.parts}
-        for part in now.parts:
-            before_part = parts.get(part.name, part)
+        before, prefill = read_plan(self.folder), self.file.study.prefill
+        parts = Table(before.rows).by("part")
+        for part in Table(self.rows).by("part").values():
+            old_part, row = parts.get(part.first.part, part), part.first
+            old_row = old_part.first
             changes: list[tuple[str, object, object]] = [
-                ("data", before_part.data, part.data),
-                ("transport", encode(before_part.transport), encode(part.transport)),
-                ("from", _weights_text(before_part.parent), _weights_text(part.parent)),
+                ("data", old_row.data, row.data),
+                ("transport", encode(old_row.transport), encode(row.transport)),
+                ("from", _weights_text(old_row.parent), _weights_text(row.parent)),
             ]
             changes += [
-                (f"{measure} in", before_part.measured_in(measure), part.measured_in(measure))
-                for measure in before_part.measure
+                (f"{measure} in", old_row.measured_in(measure), row.measured_in(measure))
+                for measure in {name for one in old_part for name in one.measure}
             ]
             for setting, old, new in changes:
                 if old != new:
                     raise ValueError(
-                        f"{self.folder}: {part.name} was made with {setting} {old}, and the study "
+                        f"{self.folder}: {row.part} was made with {setting} {old}, and the study "
                         f"now says {new}; choose another folder"
                     )
-        if before.prefill != now.prefill and is_there(self.folder / PREFILL):
+        if before.prefill != prefill and is_there(self.folder / PREFILL):
             raise ValueError(
                 f"{self.folder / PREFILL}: was measured with {encode(before.prefill)}, and the "
                 "study now says other; remove it or choose another folder"
             )
 
-    def summary(self) -> StudyPlan:
-        """The content of plan.json: parts with their models, and cells."""
+    def write(self) -> None:
+        """Write plan.json."""
         study = self.file.study
-        return StudyPlan(
+        StudyPlan(
             name=self.file.path.stem,
             title=study.title,
             about=study.about.strip(),
-            parts=tuple(map(self._part, self.variants)),
-            cells=tuple(
-                PlannedCell(
-                    number=cell.number,
-                    name=cell.name,
-                    part=cell.part,
-                    arm=cell.arm,
-                    seed=cell.seed,
-                    measure=cell.measure,
-                )
-                for cell in self.cells
-            ),
+            rows=self.rows,
             prefill=study.prefill,
             provenance=result_provenance(),
-        )
-
-    def _part(self, variant: Variant) -> PlannedPart:
-        part, cells = variant.part, self.of(variant.name)
-        shared = [cell for cell in cells if not cell.names_dtype] or cells
-        _, train = shared[0].config.for_training()
-        return PlannedPart(
-            name=variant.name,
-            match=part.match,
-            measure=tuple(dict.fromkeys(name for cell in cells for name in cell.measure)),
-            seeds=tuple(dict.fromkeys(cell.seed for cell in cells)),
-            data=" ".join(part.prepare),
-            compute_dtype=train.compute_dtype,
-            measure_in={measure: part.measured_in(measure) for measure in MEASURES},
-            transport=part.transport,
-            arms=tuple(self._arms(variant)),
-            family=part.name,
-            size=None if variant.size is None else variant.size.name,
-            tokens=variant.tokens,
-            is_tuning=variant.is_tuning,
-            documents=variant.documents,
-            parent=None if cells[0].parent is None else _planned_parent(cells[0].parent),
-        )
-
-    def _arms(self, variant: Variant) -> Iterator[PlannedArm]:
-        cells = {cell.arm: cell for cell in self.of(variant.name)}
-        tunes = {
-            sweep.title(value): (sweep, value)
-            for sweep in sweeps_of(variant)
-            for value in sweep.values
-            if variant.is_tuning
-        }
-        tuned = {} if variant.is_tuning else _tuned(variant, self.folder)
-        differs = differences({title: cell.config for title, cell in cells.items()})
-        for title, cell in cells.items():
-            arm = planned_arm(
-                title,
-                cell.config.model,
-                deepened=cell.arm_settings.layers_for_flops_of,
-                parameters=cell.parameters,
-                flops_per_token=cell.flops_per_token,
-            )
-            arm = dataclasses.replace(arm, amounts=cell.amounts(), differs=differs[title])
-            if cell.parent is not None:
-                fresh = fresh_names(meta_model(cell.config.model), cell.parent)
-                arm = dataclasses.replace(arm, fresh=fresh)
-            if title in tunes:
-                sweep, value = tunes[title]
-                arm = dataclasses.replace(arm, tunes=sweep.arm.title, tuned={sweep.key: value})
-            yield dataclasses.replace(arm, tuned=tuned[title]) if title in tuned else arm
+        ).write(self.folder)
 
 
-def planned_arm(
-    name: str,
-    model: ModelConfig,
-    *,
-    deepened: str | None = None,
-    parameters: int,
-    flops_per_token: float,
-) -> PlannedArm:
-    """A model's entry in plan.json: its schedule, sizes and compute."""
-    return PlannedArm(
-        name=name,
-        schedule=notation(model.occurrences()),
-        deepened=deepened,
-        num_layers=model.num_layers,
-        d_model=model.d_model,
-        vocab_size=model.vocab_size,
-        parameters=parameters,
-        flops_per_token=flops_per_token,
-        macs={**account_model(model).projection_macs()},
-        layer_parameters=tuple(_layer_parameters(model)),
-    )
+def model_facts(config: ModelConfig) -> dict[str, Any]:
+    """The columns of a row that say what its model is."""
+    model = meta_model(config, form="torch")
+    return {
+        "schedule": notation(config.occurrences()),
+        "num_layers": config.num_layers,
+        "d_model": config.d_model,
+        "vocab_size": config.vocab_size,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "macs": {**account_model(config).projection_macs()},
+        "layer_parameters": tuple(
+            {
+                sublayer: sum(
+                    parameter.numel()
+                    for name, parameter in layer.named_parameters()
+                    if name.startswith(sublayer)  # its norm too
+                )
+                for sublayer in BLOCK
+            }
+            for layer in model.layers
+        ),
+    }
 
 
-def _layer_parameters(config: ModelConfig) -> Iterator[dict[str, int]]:
-    """For each layer the parameters of its mixer and of its ffn, norms included."""
-    for layer in meta_model(config, form="torch").layers:
-        yield {
-            sublayer: sum(
-                parameter.numel()
-                for name, parameter in layer.named_parameters()
-                if name.startswith(sublayer)
-            )
-            for sublayer in BLOCK
-        }
-
-
-def _planned_parent(parent: Parent) -> PlannedParent:
-    return PlannedParent(
-        folder=str(parent.folder),
-        sha256=parent.sha256,
-        schedule=notation(parent.model.occurrences()),
-        step=parent.step,
-    )
-
-
-def _weights_text(parent: PlannedParent | None) -> str:
+def _weights_text(parent: ParentRecord | None) -> str:
     return "fresh weights" if parent is None else f"the weights {parent.sha256[:10]}"
 
 
 def make_plan(file: StudyFile, folder: Path, *, parent: Path | None = None) -> Plan:
-    """Turn a study file into cells; rejects every mistake that shows before training.
+    """Turn a study file into rows; rejects every mistake that shows before training.
 
     The tuned keys have the values that the runs in `folder` have chosen by now. `parent` is the run
     that stands for {parent} in the file.
     """
     if parent is not None and all(part.parent != PARENT for part in file.study.parts):
         raise ValueError(f'{file.path}: no part has from = "{PARENT}", so parent has no meaning')
-    cells: list[Cell] = []
+    rows: list[Row] = []
     for index, part in enumerate(file.study.parts):
         opened = _opened_parent(file, index, parent)
-        for variant in variants_of(part):
-            for arm, title, seed, config, waits in _models(file, index, variant, folder, opened):
-                _, train = config.for_training()
-                seeded = dataclasses.replace(train, seed=seed)
-                with file.at(f"parts[{index}].arms", f"'{title}': "):
-                    cell = Cell(
-                        number=len(cells) + 1,
-                        variant=variant,
-                        arm=title,
-                        arm_settings=arm,
-                        seed=seed,
-                        config=dataclasses.replace(config, train=seeded),
-                        context=_context(config, part),
-                        measure=_measures(variant, config.model),
-                        parameters=_parameters(config.model),
-                        flops_per_token=_flops(config, part),
-                        cpus=part.cpus,
-                        gpus=part.gpus,
-                        parent=opened,
-                        waits_for_tuning=waits,
-                    )
-                cells.append(cell)
-    check_plan(file, cells)
-    return Plan(file=file, folder=folder, cells=tuple(cells), parent=parent)
+        for empty, size in parts_of(part):
+            rows += _rows(file, index, empty, size, folder, opened)
+    rows = [replace(row, number=number) for number, row in enumerate(rows, start=1)]
+    check_plan(file, rows)
+    return Plan(file=file, folder=folder, rows=tuple(rows), parent=parent)
 
 
 def _opened_parent(file: StudyFile, index: int, given: Path | None) -> Parent | None:
@@ -279,62 +165,110 @@ def _opened_parent(file: StudyFile, index: int, given: Path | None) -> Parent | 
         return open_parent(path.resolve())
 
 
-def _models(
-    file: StudyFile, index: int, variant: Variant, folder: Path, parent: Parent | None
-) -> Iterator[tuple[ArmSettings, str, int, RunConfig, bool]]:
-    """Arm, title, seed and config of each run, and whether the config waits for tuning."""
-    part, here = variant.part, f"parts[{index}]"
-    if variant.is_tuning:
-        sweeps = sweeps_of(variant)
-        values = {value for sweep in sweeps for value in sweep.values}
-        with_value = {
-            value: _configs(
-                file, here, variant, folder, {s.arm.title: {s.key: value} for s in sweeps}, parent
-            )
-            for value in values
-        }
+def _rows(
+    file: StudyFile,
+    index: int,
+    empty: Row,
+    size: SizeSettings | None,
+    folder: Path,
+    parent: Parent | None,
+) -> Iterator[Row]:
+    """The rows of a part of the plan, from the columns that all of them share."""
+    part, here = file.study.parts[index], f"parts[{index}]"
+    models: dict[str, Row] = {}
+    own_dtype: set[str] = set()
+    seeds: dict[str, tuple[int, ...]] = {}
+
+    def add(arm: ArmSettings, title: str, config: RunConfig, **facts: Any) -> None:
+        if title in models:
+            raise file.refused(f"{here}.arms", f"two models of {empty.part} are called '{title}'")
+        with file.at(f"{here}.arms", f"'{title}': "):
+            models[title] = _with_model(empty, part, arm, title, config, parent, **facts)
+        seeds[title] = arm.seeds or part.seeds
+        if arm.train.get("compute_dtype", "auto") != "auto":
+            own_dtype.add(title)
+
+    if empty.is_tuning:
+        sweeps = sweeps_of(part, empty.size)
+        configs_at: dict[float, dict[str, RunConfig]] = {}
+        for value in {value for sweep in sweeps for value in sweep.values}:
+            all_with = {sweep.arm.title: {sweep.key: value} for sweep in sweeps}
+            configs_at[value] = _configs(file, here, empty, size, folder, all_with, parent)
         for sweep in sweeps:
             for value in sweep.values:
-                config = with_value[value][sweep.arm.title]
-                yield sweep.arm, sweep.title(value), part.tune_seed, config, False
-        return
-    tuned = _tuned(variant, folder)
-    by_arm = _configs(file, here, variant, folder, tuned, parent)
-    seeds = {arm.title: arm.seeds or part.seeds for arm in variant.arms}
+                title, tuned = sweep.title(value), {sweep.key: value}
+                config = configs_at[value][sweep.arm.title]
+                add(sweep.arm, title, config, tuned=tuned, tunes=sweep.arm.title)
+                seeds[title] = (part.tune_seed,)
+    else:
+        tuned = tuned_values(part, empty.size, folder)
+        by_arm = _configs(file, here, empty, size, folder, tuned, parent)
+        for arm in arms_of(part, empty.size):
+            add(arm, arm.title, by_arm[arm.title], tuned=tuned.get(arm.title, {}))
+    differs = differences({title: row.with_config() for title, row in models.items()})
+    shared = next((title for title in models if title not in own_dtype), next(iter(models)))
+    _, trained = models[shared].with_config().for_training()
     for turn in range(max(map(len, seeds.values()))):  # the first seed of every model comes first
-        for arm in variant.arms:
-            title = arm.title
+        for title, row in models.items():
             if turn < len(seeds[title]):
-                waits = bool(part.tune) and not tuned[title]
-                yield arm, title, seeds[title][turn], by_arm[title], waits
+                seed, config = seeds[title][turn], row.with_config()
+                _, train = config.for_training()
+                yield replace(
+                    row,
+                    seed=seed,
+                    run=run_name(row.part, title, seed),
+                    config=replace(config, train=replace(train, seed=seed)),
+                    differs=differs[title],
+                    compute_dtype=trained.compute_dtype,
+                )
 
 
-def _tuned(variant: Variant, folder: Path) -> dict[str, dict[str, float]]:
-    """The value of the tuned key for each model; empty while it is not known."""
-    tuned: dict[str, dict[str, float]] = {}
-    for sweep in sweeps_of(variant):
-        value = tuned_value(folder, variant, sweep)
-        tuned[sweep.arm.title] = {} if value is None else {sweep.key: value}
-    return tuned
+def _with_model(
+    empty: Row,
+    part: PartSettings,
+    arm: ArmSettings,
+    title: str,
+    config: RunConfig,
+    parent: Parent | None,
+    **facts: Any,
+) -> Row:
+    """A row with the columns of its model, but without a seed."""
+    context, flops = _context(config, part), _flops(config, part)
+    return replace(
+        empty,
+        arm=title,
+        **model_facts(config.model),
+        deepened=arm.layers_for_flops_of,
+        flops_per_token=flops,
+        parent=None if parent is None else parent.record(meta_model(config.model)),
+        rate=config.for_training()[1].peak_lr,
+        amounts=amounts(config, context=context, flops_per_token=flops),
+        measure=_measures(empty, part, config.model),
+        context=context,
+        config=config,
+        **facts,
+    )
 
 
 def _configs(
     file: StudyFile,
     here: str,
-    variant: Variant,
+    row: Row,
+    size: SizeSettings | None,
     folder: Path,
     tuned: Mapping[str, Mapping[str, float]],
     parent: Parent | None,
 ) -> dict[str, RunConfig]:
-    """The config of every model of a variant, in the order of the study file."""
-    part = variant.part
+    """The config of every model of a part of the plan, in the order of the study file."""
+    part = file.part(row.family)
+    arms = arms_of(part, row.size)
     with file.at(f"{here}.config"):
         path = catalog.config_file(part.config, beside=file.path.parent)
     if not path.is_file():
         raise file.refused(f"{here}.config", f"{part.config}: there is no such config")
     found: dict[str, RunConfig] = {}
-    for arm in sorted(variant.arms, key=lambda arm: arm.layers_for_flops_of is not None):
-        overrides = _overrides(variant, arm, folder, tuned.get(arm.title, {}))
+    for arm in sorted(arms, key=lambda arm: arm.layers_for_flops_of is not None):
+        overrides = _overrides(part, row, size, arm, folder, tuned.get(arm.title, {}))
         try:
             config = configs.load(path, overrides, base=None if parent is None else parent.model)
             config.for_training()
@@ -342,28 +276,25 @@ def _configs(
             raise file.refused(_place(here, part, error), error) from None
         if arm.layers_for_flops_of is not None:
             if arm.layers_for_flops_of not in found:
-                reason = f"'{arm.layers_for_flops_of}' has no size {variant.name}"
+                reason = f"'{arm.layers_for_flops_of}' has no size {row.part}"
                 raise file.refused(f"{here}.arms", reason)
             config = _deepened(file, here, part, arm, config, found[arm.layers_for_flops_of])
         if parent is not None:
-            _check_parent(file, here, arm, config, parent)
+            with file.at(f"{here}.from", f"'{arm.title}': "):
+                fresh_names(meta_model(config.model), parent)  # raises if it does not fit
         found[arm.title] = config
-    return {arm.title: _in_one_dtype(found[arm.title], variant, folder) for arm in variant.arms}
-
-
-def _check_parent(
-    file: StudyFile, here: str, arm: ArmSettings, config: RunConfig, parent: Parent
-) -> None:
-    """Reject a model that cannot take all weights of its parent."""
-    with file.at(f"{here}.from", f"'{arm.title}': "):
-        fresh_names(meta_model(config.model), parent)
+    return {arm.title: _in_one_dtype(found[arm.title], row, folder) for arm in arms}
 
 
 def _overrides(
-    variant: Variant, arm: ArmSettings, folder: Path, tuned: Mapping[str, float]
+    part: PartSettings,
+    row: Row,
+    size: SizeSettings | None,
+    arm: ArmSettings,
+    folder: Path,
+    tuned: Mapping[str, float],
 ) -> configs.Tables:
     """The keys that replace those of the config: the part's, the size's, the arm's, the tuned."""
-    part, size = variant.part, variant.size
     model: dict[str, Any] = {**part.model, **({} if size is None else size.model), **arm.model}
     train: dict[str, Any] = {**part.train, **({} if size is None else size.train), **arm.train}
     tables = {
@@ -371,27 +302,27 @@ def _overrides(
         "data": {"path": str(folder / DATA / part.name), **part.data, **arm.data},
         "train": train,
     }
-    if variant.tokens is not None:
+    if row.tokens is not None:
         kept = {key: value for key, value in train.items() if key not in BUDGETS}
-        tables["train"] = {**kept, "tokens": variant.tokens}
+        tables["train"] = {**kept, "tokens": row.tokens}
     for key, value in tuned.items():
         section, _, name = key.partition(".")
         tables[section] = {**tables[section], name: value}
     return tables
 
 
-def _in_one_dtype(config: RunConfig, variant: Variant, folder: Path) -> RunConfig:
+def _in_one_dtype(config: RunConfig, row: Row, folder: Path) -> RunConfig:
     """Replace the compute type `auto` by that of an earlier plan, or else of this machine's CPU.
 
     All cells compute in one type, wherever they run. In a part for GPUs each cell resolves `auto`.
     """
     _, train = config.for_training()
-    if train.compute_dtype != "auto" or variant.part.gpus:
+    if train.compute_dtype != "auto" or row.gpus:
         return config
-    planned = read_plan(folder).parts if is_there(folder / PLAN) else ()
-    before = [earlier.compute_dtype for earlier in planned if earlier.name == variant.name]
+    planned = read_plan(folder).rows if is_there(folder / PLAN) else ()
+    before = [earlier.compute_dtype for earlier in planned if earlier.part == row.part]
     dtype = before[0] if before else choose_compute_dtype("auto", "cpu")
-    return dataclasses.replace(config, train=dataclasses.replace(train, compute_dtype=dtype))
+    return replace(config, train=replace(train, compute_dtype=dtype))
 
 
 def _place(here: str, part: PartSettings, error: ValueError) -> str:
@@ -419,8 +350,8 @@ def _deepened(
 
     def of(periods: int) -> RunConfig:
         with file.at(f"{here}.arms", f"'{arm.title}' needs a named loop for layers_for_flops_of: "):
-            model = dataclasses.replace(config.model, num_layers=periods * period)
-        return dataclasses.replace(config, model=model)
+            model = replace(config.model, num_layers=periods * period)
+        return replace(config, model=model)
 
     first, second = flops(of(1)), flops(of(2))
     exact = 1 + (wanted - first) / (second - first)  # layers of a named loop cost the same
@@ -448,14 +379,9 @@ def _flops(config: RunConfig, part: PartSettings) -> float:
     return recipe_of(config).expected_flops_per_token(CONTEXT if context is None else context)
 
 
-def _measures(variant: Variant, model: ModelConfig) -> tuple[str, ...]:
+def _measures(row: Row, part: PartSettings, model: ModelConfig) -> tuple[str, ...]:
     """The measures of the part that say something about a model."""
-    if variant.is_tuning:
+    if row.is_tuning:
         return (TUNING_MEASURE,)
     schedule = model.occurrences()
-    return tuple(name for name in variant.part.measure if MEASURES[name].applies_to(schedule))
-
-
-def _parameters(config: ModelConfig) -> int:
-    model = meta_model(config, form="torch")
-    return sum(parameter.numel() for parameter in model.parameters())
+    return tuple(name for name in part.measure if MEASURES[name].applies_to(schedule))

@@ -1,13 +1,13 @@
 """`make_report`: a page from the results of studies, or of runs."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mixerloop import config as configs
 from mixerloop import runs
-from mixerloop.evaluation.comparison import compare_runs
+from mixerloop.evaluation.comparison_result import Comparison
 from mixerloop.files import is_there
 from mixerloop.model.accounting import training_flops_per_token
 from mixerloop.model.initialization import meta_model
@@ -16,22 +16,15 @@ from mixerloop.reports.build import build_report, findings
 from mixerloop.reports.page import check_page, write_report
 from mixerloop.reports.study_results import (
     StudyResults,
-    gather,
     joined,
     judged_on_one_page,
     read_study,
 )
-from mixerloop.results import result_provenance
-from mixerloop.studies.plan import planned_arm
-from mixerloop.study_folder import (
-    PLAN,
-    REPORT,
-    PlannedCell,
-    PlannedPart,
-    StudyPlan,
-    TransportSettings,
-    folder_named,
-)
+from mixerloop.studies.comparing import architectures
+from mixerloop.studies.plan import model_facts
+from mixerloop.studies.reading import filled, read_run
+from mixerloop.studies.table import Row, Table
+from mixerloop.study_folder import PLAN, REPORT, folder_named
 
 RUNS = "runs"
 """The name of the only part in a report of runs."""
@@ -105,58 +98,51 @@ def _of_runs(paths: Sequence[Path]) -> tuple[StudyResults, str | None]:
     paths = tuple(path.resolve() for path in paths)
     if len({path.name for path in paths}) < len(paths):
         raise ValueError("two runs have the same name; a report needs different ones")
-    comparison, warning = None, None
+    comparisons, warning = {}, None
     groups = [[path] for path in paths]
     if len(paths) > 1:
         try:
-            comparison = compare_runs(paths)
+            comparison = _compared([read_run(path) for path in paths])
             groups = [[Path(run) for run in arm.runs] for arm in comparison.arms]
+            comparisons = {RUNS: comparison}
         except ValueError as error:
             warning = f"The runs were not compared: {one_line(error)}."
-    plan = _plan_of(groups, about=warning or "")
-    return gather(plan, Path(), {RUNS: comparison}), warning
+    rows = tuple(filled(row, Path()) for group in groups for row in _rows(group))
+    results = StudyResults(
+        title=" and ".join(group[0].name for group in groups),
+        about=warning or "",
+        table=Table(rows, comparisons),
+        prefills={},
+    )
+    return results, warning
 
 
-def _plan_of(groups: list[list[Path]], *, about: str) -> StudyPlan:
-    """The plan of a study that would have made these runs."""
-    arms, cells = [], []
-    for group in groups:
-        name = group[0].name
-        config = configs.load(group[0] / runs.CONFIG).model
-        model = meta_model(config, form="torch")
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        recorded = runs.read_provenance(group[0]).get("flops_per_token")
-        flops = training_flops_per_token(model) if recorded is None else recorded
-        arms.append(planned_arm(name, config, parameters=parameters, flops_per_token=flops))
-        for path in group:
-            seed = runs.read_provenance(path).get("seed")
-            cells.append(
-                PlannedCell(
-                    number=len(cells) + 1,
-                    name=str(path),
-                    part=RUNS,
-                    arm=name,
-                    seed=seed,
-                    measure=(),
-                )
-            )
-    part = PlannedPart(
-        name=RUNS,
-        match="as they are",
-        measure=(),
-        seeds=tuple(sorted({cell.seed for cell in cells}, key=str)),
-        data="their own data",
-        compute_dtype="auto",
-        transport=TransportSettings(),
-        arms=tuple(arms),
-    )
-    title = " and ".join(arm.name for arm in arms)
-    return StudyPlan(
-        name=RUNS,
-        title=title,
-        about=about,
-        parts=(part,),
-        cells=tuple(cells),
-        prefill=None,
-        provenance=result_provenance(),
-    )
+def _compared(rows: Sequence[Row]) -> Comparison:
+    """The comparison of runs; an architecture has the name of its first seed's run."""
+    of = Table(tuple(replace(r, arm=a) for r, a in zip(rows, architectures(rows), strict=True)))
+    first = {
+        arm: min(group, key=lambda row: (row.seed is None, row.seed or 0)).place.name
+        for arm, group in of.by("arm").items()
+    }
+    return Table(tuple(replace(row, arm=first[row.arm]) for row in of)).compare()
+
+
+def _rows(group: Sequence[Path]) -> Iterator[Row]:
+    """The rows that a study would have for the runs of one architecture."""
+    config = configs.load(group[0] / runs.CONFIG).model
+    model = meta_model(config, form="torch")
+    recorded = runs.read_provenance(group[0]).get("flops_per_token")
+    facts = {
+        **model_facts(config),
+        "flops_per_token": training_flops_per_token(model) if recorded is None else recorded,
+    }
+    for path in group:
+        yield Row(
+            run=str(path),
+            part=RUNS,
+            family=RUNS,
+            arm=group[0].name,
+            seed=runs.read_provenance(path).get("seed"),
+            data="their own data",
+            **facts,
+        )

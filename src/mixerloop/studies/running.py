@@ -13,26 +13,27 @@ from mixerloop.progress_line import LOG_SECONDS_VARIABLE
 from mixerloop.reports.page import check_page
 from mixerloop.studies.cells import (
     CellState,
-    cell_state,
     check_cells,
     check_comparison,
     compare_part,
     is_done,
     prepare_data,
     run_prefill,
+    state_of,
 )
 from mixerloop.studies.display import CellLines, say
-from mixerloop.studies.expected_time import expected_of_all
-from mixerloop.studies.in_turn import run_in_turn
-from mixerloop.studies.plan import Cell, Plan, make_plan
-from mixerloop.studies.reporting import WrittenReport, make_report
-from mixerloop.studies.side_by_side import (
+from mixerloop.studies.engines import (
     default_jobs,
     is_timed,
+    run_in_turn,
     run_side_by_side,
     threads_of_each,
 )
+from mixerloop.studies.expected_time import expected_of_all
+from mixerloop.studies.plan import Plan, make_plan
+from mixerloop.studies.reporting import WrittenReport, make_report
 from mixerloop.studies.study import CORPUS, HELD_OUT, TOKENIZER, read_study
+from mixerloop.studies.table import Row, Table
 from mixerloop.study_folder import REPORT, default_folder
 
 Engine = Literal["here", "ray"]
@@ -43,7 +44,7 @@ SHOWN_SECONDS = 1  # between the lines of progress of cells that run side by sid
 class PendingCell:
     """A cell that will be run, unless it is done."""
 
-    cell: Cell
+    row: Row
     state: CellState
     expected_seconds: float | None
     """For the rest of the training; None for a cell that is done, was picked, or needs a GPU."""
@@ -51,10 +52,10 @@ class PendingCell:
     def to_json(self) -> dict[str, Any]:
         """A row of the cells that `mixerloop study FILE --dry-run --json` prints."""
         return {
-            "cell": self.cell.number,
-            "name": self.cell.name,
-            "parameters": self.cell.parameters,
-            "flops_per_token": self.cell.flops_per_token,
+            "cell": self.row.number,
+            "name": self.row.run,
+            "parameters": self.row.parameters,
+            "flops_per_token": self.row.flops_per_token,
             "expected_seconds": self.expected_seconds,
             **asdict(self.state),
         }
@@ -74,20 +75,23 @@ class PlannedStudy:
     expected_jobs: int = 1
     """The number of cells at a time that the expected seconds assume."""
 
-    def jobs_for(self, cells: Sequence[Cell]) -> int:
+    def jobs_for(self, rows: Sequence[Row]) -> int:
         """How many of these cells to run at a time; picked cells are run in turn."""
         if self.chosen_jobs is not None:
             return self.chosen_jobs
-        return 1 if self.picked else default_jobs(cells)
+        return 1 if self.picked else default_jobs(rows)
 
     def precision(self) -> dict[str, dict[str, str]]:
         """The compute type of training and of each measurement, by part."""
         return {
-            part.name: {
+            name: {
                 "training": part.trained_in(),
-                **{measure: part.measured_in(measure) for measure in part.measure},
+                **{
+                    measure: part.first.measured_in(measure)
+                    for measure in dict.fromkeys(name for row in part for name in row.measure)
+                },
             }
-            for part in self.plan.summary().parts
+            for name, part in Table(self.plan.rows).by("part").items()
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -134,12 +138,12 @@ def plan_study(
     machine.keep_freed_memory()
     check_can_hold(plan.folder)
     plan.check_unchanged()
-    states = [cell_state(plan, cell) for cell in chosen]
+    states = [state_of(plan.folder, row) for row in chosen]
     planned = PlannedStudy(
         plan=plan,
         cells=tuple(
-            PendingCell(cell=cell, state=state, expected_seconds=None)
-            for cell, state in zip(chosen, states, strict=True)
+            PendingCell(row=row, state=state, expected_seconds=None)
+            for row, state in zip(chosen, states, strict=True)
         ),
         picked=cells is not None,
         chosen_jobs=jobs,
@@ -204,16 +208,18 @@ def run_planned(
             )
     if not planned.picked and plan.folder.is_dir():  # now, and not only after hours of training
         check_page(plan.folder / REPORT, overwrite=overwrite)
-        for variant in plan.variants:
-            check_comparison(plan, variant.name)
+        for part in Table(plan.rows).by("part"):
+            check_comparison(plan, part)
     _start(plan, user_files)
-    failed = _run_cells(planned, [entry for entry in planned.cells if _tunes(entry)], engine)
-    if any(_tunes(entry) for entry in planned.cells):
+    failed = _run_cells(planned, [entry for entry in planned.cells if entry.row.is_tuning], engine)
+    if any(entry.row.is_tuning for entry in planned.cells):
         plan = make_plan(plan.file, plan.folder, parent=plan.parent)  # with the chosen values
         check_cells(plan)
         plan.write()
         planned = _with_plan(planned, plan)
-    failed += _run_cells(planned, [e for e in planned.cells if not _tunes(e)], engine)
+    failed += _run_cells(
+        planned, [entry for entry in planned.cells if not entry.row.is_tuning], engine
+    )
     if planned.picked:
         return StudyOutcome(folder=plan.folder, report=None, failed=tuple(failed))
     failed += _time_prefill(plan)
@@ -222,23 +228,23 @@ def run_planned(
     return StudyOutcome(folder=plan.folder, report=report, failed=tuple(failed))
 
 
-def _chosen(plan: Plan, numbers: Sequence[int] | None) -> Sequence[Cell]:
+def _chosen(plan: Plan, numbers: Sequence[int] | None) -> Sequence[Row]:
     if numbers is None:
-        return plan.cells
+        return plan.rows
     for number in numbers:
-        if not 1 <= number <= len(plan.cells):
-            raise ValueError(f"cells are numbers from 1 to {len(plan.cells)}, got {number}")
-    return [plan.cells[number - 1] for number in numbers]
+        if not 1 <= number <= len(plan.rows):
+            raise ValueError(f"cells are numbers from 1 to {len(plan.rows)}, got {number}")
+    return [plan.rows[number - 1] for number in numbers]
 
 
 def _with_expected_seconds(planned: PlannedStudy) -> PlannedStudy:
     """Time a few steps of each model that is not trained yet, with the threads it will have."""
-    waiting = [entry.cell for entry in planned.cells if entry.state.state != "done"]
+    waiting = [entry.row for entry in planned.cells if entry.state.state != "done"]
     jobs = planned.jobs_for(waiting)
     whole = expected_of_all(waiting, threads=threads_of_each(jobs))
     cells = []
     for entry in planned.cells:
-        seconds = whole.get(entry.cell.number)
+        seconds = whole.get(entry.row.number)
         left = 1 - (entry.state.step or 0) / (entry.state.total_steps or 1)
         expected = None if seconds is None else left * seconds
         cells.append(replace(entry, expected_seconds=expected))
@@ -254,55 +260,52 @@ def _start(plan: Plan, given: dict[str, Sequence[Path]]) -> None:
     plan.write()
 
 
-def _tunes(entry: PendingCell) -> bool:
-    return entry.cell.variant.is_tuning
-
-
 def _with_plan(planned: PlannedStudy, plan: Plan) -> PlannedStudy:
     """The same cells of another plan."""
-    cells = tuple(replace(entry, cell=plan.cells[entry.cell.number - 1]) for entry in planned.cells)
+    cells = tuple(replace(entry, row=plan.rows[entry.row.number - 1]) for entry in planned.cells)
     return replace(planned, plan=plan, cells=cells)
 
 
 def _run_cells(planned: PlannedStudy, entries: Sequence[PendingCell], engine: Engine) -> list[str]:
     """Run the cells that are not done; returns the names of those that failed."""
     plan = planned.plan
-    untuned = [entry.cell for entry in entries if entry.cell.waits_for_tuning]
-    for cell in untuned:
-        say(cell.name, "not run: the cells that tune its part are not done")
+    untuned = [entry.row for entry in entries if entry.row.waits_for_tuning]
+    for row in untuned:
+        say(row.run, "not run: the cells that tune its part are not done")
     waiting = [
-        entry.cell
+        entry.row
         for entry in entries
-        if not entry.cell.waits_for_tuning and not is_done(plan, entry.cell)
+        if not entry.row.waits_for_tuning and not is_done(plan.folder, entry.row)
     ]
-    return [cell.name for cell in untuned] + _run_waiting(planned, waiting, engine)
+    return [row.run for row in untuned] + _run_waiting(planned, waiting, engine)
 
 
-def _run_waiting(planned: PlannedStudy, waiting: list[Cell], engine: Engine) -> list[str]:
-    plan = planned.plan
+def _run_waiting(planned: PlannedStudy, waiting: list[Row], engine: Engine) -> list[str]:
+    plan, of = planned.plan, len(planned.plan.rows)
     if engine == "ray":
         from mixerloop.studies.on_ray import run_on_ray
 
-        run_on_ray(plan, waiting, say)
-        return [cell.name for cell in waiting if not is_done(plan, cell)]
-    independent = [cell for cell in waiting if not is_timed(cell)]
+        run_on_ray(plan.folder, waiting, say, of=of)
+        return [row.run for row in waiting if not is_done(plan.folder, row)]
+    independent = [row for row in waiting if not is_timed(row)]
     if (jobs := planned.jobs_for(independent)) == 1:
-        return run_in_turn(plan, waiting)
+        return run_in_turn(plan.folder, waiting, of=of)
     expected = {
-        entry.cell.number: entry.expected_seconds
+        entry.row.number: entry.expected_seconds
         for entry in planned.cells
         if entry.expected_seconds is not None
     }
-    with CellLines(len(plan.cells)) as lines:
+    with CellLines(of) as lines:
         failed = run_side_by_side(
-            plan,
+            plan.folder,
             independent,
+            of=of,
             jobs=jobs,
             expected_seconds=expected,
             environment={LOG_SECONDS_VARIABLE: str(SHOWN_SECONDS)},
             heard=lines.heard,
         )
-    return failed + run_in_turn(plan, [cell for cell in waiting if is_timed(cell)])
+    return failed + run_in_turn(plan.folder, [row for row in waiting if is_timed(row)], of=of)
 
 
 def _time_prefill(plan: Plan) -> list[str]:
@@ -320,14 +323,12 @@ def _time_prefill(plan: Plan) -> list[str]:
 
 def _compare(plan: Plan) -> list[str]:
     failed = []
-    for variant in plan.variants:
-        if variant.is_tuning:
-            continue
+    for part in Table(plan.rows).where(is_tuning=False).by("part"):
         try:
-            compare_part(plan, variant.name)
+            compare_part(plan, part)
         except (ValueError, OSError) as error:
             if is_stopping():
                 raise
-            say(variant.name, f"not compared: {one_line(error)}")
-            failed.append(f"{variant.name}, comparing")
+            say(part, f"not compared: {one_line(error)}")
+            failed.append(f"{part}, comparing")
     return failed

@@ -141,9 +141,13 @@ class StudyFile:
         """An error that names the line of a place such as `parts[1].arms`."""
         return _refused(self.path, self.text, place, reason)
 
-    def place_of(self, part: PartSettings) -> str:
+    def part(self, name: str) -> PartSettings:
+        """The part of a name."""
+        return next(part for part in self.study.parts if part.name == name)
+
+    def place_of(self, name: str) -> str:
         """The place of a part, such as `parts[1]`."""
-        return f"parts[{self.study.parts.index(part)}]"
+        return f"parts[{self.study.parts.index(self.part(name))}]"
 
     @contextlib.contextmanager
     def at(self, place: str, about: str = "") -> Iterator[None]:

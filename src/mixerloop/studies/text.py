@@ -13,16 +13,16 @@ def plan_text(planned: PlannedStudy) -> str:
     for entry in planned.cells:
         expected = entry.expected_seconds
         table.add_row(
-            str(entry.cell.number),
-            entry.cell.name,
-            f"{entry.cell.parameters:,}",
-            f"{entry.cell.flops_per_token / 1e6:,.1f}",
+            str(entry.row.number),
+            entry.row.run,
+            f"{entry.row.parameters:,}",
+            f"{entry.row.flops_per_token / 1e6:,.1f}",
             entry.state.state,
             "" if expected is None else duration(expected),
         )
     lines = [
         plan.file.study.title,
-        f"{len(plan.cells)} cells, kept in {plan.folder}",
+        f"{len(plan.rows)} cells, kept in {plan.folder}",
         text_of(table),
     ]
     for part, types in planned.precision().items():

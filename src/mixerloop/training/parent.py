@@ -39,18 +39,21 @@ class Parent:
     imported: Mapping[str, bytes] = field(default_factory=dict)
     """Files that an export in the layout of an imported folder needs, by name."""
 
+    def record(self, model: LoopedLM) -> ParentRecord:
+        """What a run of a model knows of its parent; raises if the parent does not fit it."""
+        return ParentRecord(
+            folder=str(self.folder),
+            sha256=self.sha256,
+            schedule=notation(self.model.occurrences()),
+            step=self.step,
+            run_id=self.run_id,
+            fresh=fresh_names(model, self),
+        )
 
-def take_weights(model: LoopedLM, parent: Parent, *, fresh: tuple[str, ...]) -> ParentRecord:
+
+def take_weights(model: LoopedLM, parent: Parent) -> None:
     """Replace fresh weights by those of the parent, except the tensors that it lacks."""
     model.load_state_dict({**model.state_dict(), **parent.load().state_dict()})
-    return ParentRecord(
-        folder=str(parent.folder),
-        sha256=parent.sha256,
-        schedule=notation(parent.model.occurrences()),
-        step=parent.step,
-        run_id=parent.run_id,
-        fresh=fresh,
-    )
 
 
 def fresh_names(model: LoopedLM, parent: Parent) -> tuple[str, ...]:

@@ -27,7 +27,6 @@ from mixerloop.training.parallel import Ranks
 from mixerloop.training.parent import (
     Parent,
     check_data,
-    fresh_names,
     inherited_files,
     take_weights,
 )
@@ -73,14 +72,15 @@ def begin(
     check_name(run)
     recipe = recipe_of(config)
     train = recipe.train
-    fresh = () if parent is None else fresh_names(recipe.model, parent)
+    record = None if parent is None else parent.record(recipe.model)
     _prepare_data(config, quiet=quiet)
     opened = open_run(recipe, ranks=ranks)
     _check_wandb(train)
     if parent is not None:
         check_data(parent, opened.prepared)
     model = fresh_model(config.model, seed=train.seed, rule=train.init, form=train.form)
-    record = None if parent is None else take_weights(model, parent, fresh=fresh)
+    if parent is not None:
+        take_weights(model, parent)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     with new_folder(run) as folder:
         try:

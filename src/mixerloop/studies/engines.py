@@ -1,4 +1,4 @@
-"""Cells side by side on this machine: independent processes that share its cores.
+"""Cells on this machine: in turn in this process, or side by side in processes of their own.
 
 Small models train faster side by side, on one core each, than one after another on all cores. A
 process on one core is hardly slowed by its neighbours. A cell's numbers do not depend on how many
@@ -16,9 +16,12 @@ from pathlib import Path
 
 from mixerloop import machine
 from mixerloop.model.accounting import account_model
-from mixerloop.studies.cell_process import start_cell
-from mixerloop.studies.cells import is_done
-from mixerloop.studies.plan import Cell, Plan
+from mixerloop.parsing import one_line
+from mixerloop.program import is_stopping
+from mixerloop.studies.cell_process import row_text, start_cell
+from mixerloop.studies.cells import is_done, run_cell
+from mixerloop.studies.display import heading, say
+from mixerloop.studies.table import Row
 
 RETRIES = 3
 """How often a cell is started again after its process was killed."""
@@ -29,29 +32,52 @@ BYTES_PER_PARAMETER = 20  # weight, gradient, two moments, and a copy while a ch
 PROCESS_BYTES = 600 * 2**20  # Python and torch, without a model
 MEMORY_SHARE = 0.8  # of the memory that is free
 
-Heard = Callable[[Cell, str], None]
+Heard = Callable[[Row, str], None]
 """Called with every line that a cell's process prints."""
 
 
 @dataclass
 class _Worker:
-    """A cell, the process that runs it, and the thread that reads the process's stderr."""
+    """A row, the process that runs it, and the thread that reads the process's stderr."""
 
-    cell: Cell
+    row: Row
     process: "subprocess.Popen[str]"
     reader: threading.Thread
     last_line: list[str]
 
 
-def default_jobs(cells: Sequence[Cell]) -> int:
+def run_in_turn(folder: Path, rows: Sequence[Row], *, of: int) -> list[str]:
+    """Run some of a study's `of` cells; returns the names of those that failed.
+
+    A cell that fails leaves its error in its record, and the next cell is run. A signal ends the
+    cell, which is resumed when the study is started again, and is passed on to the caller.
+    """
+    failed = []
+    for row in rows:
+        at = heading(row, of)
+        try:
+            if not run_cell(folder, row, lambda text, at=at: say(at, text)):
+                say(at, "another process has it")
+        except (KeyboardInterrupt, SystemExit):
+            say(at, "stopped; the same command goes on from here")
+            raise
+        except Exception as error:
+            if is_stopping():
+                raise
+            say(at, f"failed: {one_line(error)}")
+            failed.append(row.run)
+    return failed
+
+
+def default_jobs(rows: Sequence[Row]) -> int:
     """The number of cells to run at a time: one per core if memory allows; one on GPUs."""
-    if not cells or any(cell.gpus for cell in cells):
+    if not rows or any(row.gpus for row in rows):
         return 1
     threads = machine.chosen_threads() or 1
-    jobs = min(len(cells), max(1, machine.num_cores() // threads))
+    jobs = min(len(rows), max(1, machine.num_cores() // threads))
     free = machine.free_bytes()
     if free is not None:
-        largest = max(expected_bytes(cell) for cell in cells)
+        largest = max(expected_bytes(row) for row in rows)
         jobs = min(jobs, max(1, int(MEMORY_SHARE * free / largest)))
     return jobs
 
@@ -61,90 +87,93 @@ def threads_of_each(jobs: int) -> int:
     return machine.chosen_threads() or max(1, machine.num_cores() // jobs)
 
 
-def is_timed(cell: Cell) -> bool:
-    """Whether a cell's budget is in seconds, so that other running cells change its result."""
-    _, train = cell.config.for_training()
+def is_timed(row: Row) -> bool:
+    """Whether a row's budget is in seconds, so that other running cells change its result."""
+    _, train = row.with_config().for_training()
     return train.seconds is not None
 
 
-def expected_bytes(cell: Cell) -> int:
+def expected_bytes(row: Row) -> int:
     """An upper bound on a cell's memory in training: activations are counted for the torch form."""
-    data, train = cell.config.for_training()
+    config = row.with_config()
+    data, train = config.for_training()
     tokens = (train.micro_batch or train.global_batch) * (data.context or 1)
-    account = account_model(cell.config.model)
-    per_token = account.activation_bytes(cell.config.model.occurrences())
-    return PROCESS_BYTES + BYTES_PER_PARAMETER * cell.parameters + tokens * per_token
+    per_token = account_model(config.model).activation_bytes(config.model.occurrences())
+    return PROCESS_BYTES + BYTES_PER_PARAMETER * row.parameters + tokens * per_token
 
 
 def run_side_by_side(
-    plan: Plan,
-    cells: Sequence[Cell],
+    folder: Path,
+    rows: Sequence[Row],
     *,
+    of: int,
     jobs: int,
     expected_seconds: Mapping[int, float],
     environment: Mapping[str, str],
     heard: Heard,
 ) -> list[str]:
-    """Run cells, `jobs` at a time, the longest first; returns the names of those that failed."""
-    longest_first = sorted(cells, key=lambda cell: -expected_seconds.get(cell.number, 0.0))
+    """Run some of a study's `of` cells, `jobs` at a time, the longest first.
+
+    Returns the names of those that failed.
+    """
+    longest_first = sorted(rows, key=lambda row: -expected_seconds.get(row.number, 0.0))
     waiting = deque(longest_first)
     threads = threads_of_each(jobs)
-    starts = dict.fromkeys((cell.number for cell in cells), 0)
+    starts = dict.fromkeys((row.number for row in rows), 0)
     running: list[_Worker] = []
     failed = []
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                cell = waiting.popleft()
-                starts[cell.number] += 1
-                running.append(_start(plan, cell, threads, environment, heard))
+                row = waiting.popleft()
+                starts[row.number] += 1
+                running.append(_start(folder, row, of, threads, environment, heard))
             time.sleep(POLL_SECONDS)
             for worker in [worker for worker in running if worker.process.poll() is not None]:
                 running.remove(worker)
                 worker.reader.join()
-                cell, code = worker.cell, worker.process.returncode
-                if is_done(plan, cell):
-                    heard(cell, "done")
-                elif code < 0 and starts[cell.number] <= RETRIES:
-                    heard(cell, f"its process was killed ({_signal_name(-code)}); started again")
-                    waiting.appendleft(cell)
+                row, code = worker.row, worker.process.returncode
+                if is_done(folder, row):
+                    heard(row, "done")
+                elif code < 0 and starts[row.number] <= RETRIES:
+                    heard(row, f"its process was killed ({_signal_name(-code)}); started again")
+                    waiting.appendleft(row)
                 else:
-                    failed.append(cell.name)
+                    failed.append(row.run)
                     if code < 0:
-                        heard(cell, f"failed: its process was killed ({_signal_name(-code)})")
+                        heard(row, f"failed: its process was killed ({_signal_name(-code)})")
                     elif not worker.last_line[0].startswith("failed: "):
-                        heard(cell, f"failed: {worker.last_line[0] or f'exit code {code}'}")
+                        heard(row, f"failed: {worker.last_line[0] or f'exit code {code}'}")
     finally:
         _stop(running)
     return failed
 
 
 def _start(
-    plan: Plan, cell: Cell, threads: int, environment: Mapping[str, str], heard: Heard
+    folder: Path, row: Row, of: int, threads: int, environment: Mapping[str, str], heard: Heard
 ) -> _Worker:
-    study, folder = (str(Path(path).resolve()) for path in (plan.file.path, plan.folder))
     process = start_cell(
-        study,
-        folder,
-        cell.number,
-        parent=None if plan.parent is None else str(plan.parent.resolve()),
+        str(folder.resolve()),
+        row.number,
+        of,
+        row_text(row),
         threads=threads,
         stderr=subprocess.PIPE,
         environment=environment,
     )
     last_line = [""]
-    heading = f"{cell.name}: "
+    own_heading = f"{row.run}: "
 
     def read() -> None:
         assert process.stderr is not None
         for line in process.stderr:
-            if text := line.strip().rpartition(heading)[2]:
+            if text := line.strip().rpartition(own_heading)[2]:
                 last_line[0] = text
-                heard(cell, text)
+                heard(row, text)
 
-    reader = threading.Thread(target=read, name=cell.name, daemon=True)
+    reader = threading.Thread(target=read, name=row.run, daemon=True)
     reader.start()
-    return _Worker(cell, process, reader, last_line)
+    return _Worker(row, process, reader, last_line)
 
 
 def _stop(workers: Sequence[_Worker]) -> None:
