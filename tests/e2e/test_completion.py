@@ -73,7 +73,7 @@ def offered(request, tmp_path_factory):
         (["bench", "prefill", "--sizes", "11"], {"110m"}),
         (["train", "nano-hops", "--schedule", "ff"], {"ffn_loop"}),
         (["train", "nano-hops", "--train.seq"], set()),
-        (["train", "nano-hops", "--train.warm"], {"--train.warmup-steps"}),
+        (["train", "nano-hops", "--train.warm"], {"--train.warmup", "--train.warmup-steps"}),
         (["train", "nano-h"], {"nano-hops"}),
         (["completion", "f"], {"fish"}),
     ],
