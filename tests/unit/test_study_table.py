@@ -14,11 +14,13 @@ from mixerloop.config import DataConfig, RunConfig, TrainConfig
 from mixerloop.evaluation.nll_result import NllResult
 from mixerloop.files import read_sealed
 from mixerloop.parent_record import ParentRecord
+from mixerloop.reports import elements
+from mixerloop.reports.results_section import loss_parts
 from mixerloop.results import Estimate
 from mixerloop.studies import cells
 from mixerloop.studies.cell_process import row_from, row_text
 from mixerloop.studies.overview import study_table, write_table
-from mixerloop.studies.reading import read_plan
+from mixerloop.studies.reading import _loss_parts, read_plan
 from mixerloop.studies.table import Row, Table
 from small_model import small_config
 
@@ -53,6 +55,21 @@ def test_an_estimate_is_over_seeds_or_that_of_the_only_row():
     assert (mean.value, mean.over) == (3.5, "seeds")
     assert TABLE.where(arm="b").estimate(NllResult, "nll") == nll_result(5.0).nll
     assert TABLE.where(arm="c").estimate(NllResult, "nll") is None
+
+
+def test_the_parts_of_a_loss_stand_beside_each_other():
+    """Of the last tenth of the steps; a pass that no step has made is no part."""
+    steps = [{"step": n, "loss": 9.0} for n in range(18)]
+    steps += [{"loss": 3.0, "loss.nll": 2.0, "loss.nll.pass1": 2.0}, {"loss": 5.0, "loss.nll": 4.0}]
+    parts = _loss_parts(steps)
+    assert parts == {"loss": 4.0, "loss.nll": 3.0, "loss.nll.pass1": 2.0}
+    assert _loss_parts(steps[:18]) == {}
+    rows = (replace(TABLE.rows[0], loss_parts=parts), *TABLE.rows[1:])
+    (table,) = loss_parts(Table(rows))
+    assert isinstance(table, elements.Table)
+    assert table.columns == ["model", "loss", "NLL", "nll.pass1"]
+    assert table.rows == [["a", "4.0000", "3.0000", "2.0000"]]
+    assert not list(loss_parts(TABLE))
 
 
 def test_a_cells_process_gets_the_row_that_was_planned():

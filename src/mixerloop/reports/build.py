@@ -26,7 +26,7 @@ from mixerloop.reports.family_section import (
 )
 from mixerloop.reports.kept_gain import kept_gain
 from mixerloop.reports.provenance_section import provenance
-from mixerloop.reports.results_section import results
+from mixerloop.reports.results_section import loss_parts, results
 from mixerloop.reports.routing_section import routing
 from mixerloop.reports.schedule_diagram import draw
 from mixerloop.reports.study_results import PrefillTimes, StudyResults
@@ -265,6 +265,7 @@ def _paper() -> list[Element]:
 
 register_section("compared", _compared)
 register_section("results", results)
+register_section("what training minimised", loss_parts)
 register_section("share of the full loop's gain", kept_gain)
 register_section("what each pass does", transport)
 register_section("which experts each pass chooses", routing)

@@ -254,3 +254,31 @@ def _pairs_table(comparison: Comparison) -> Table:
         "takes three seeds."
     )
     return Table("Differences", columns, rows, note)
+
+
+def loss_parts(part: StudyTable) -> Iterator[Element]:
+    """What training minimised, where that is more than the NLL of the next token."""
+    of_models = {
+        name: [row.loss_parts for row in arm.rows if row.loss_parts]
+        for name, arm in part.arms.items()
+    }
+    of_models = {name: seeds for name, seeds in of_models.items() if seeds}
+    names = list(dict.fromkeys(key for seeds in of_models.values() for one in seeds for key in one))
+    if not names:
+        return
+    rows = []
+    for name, seeds in of_models.items():
+        means = (_mean([one[key] for one in seeds if key in one]) for key in names)
+        rows.append([name, *means])
+    titles = ["NLL" if key == "loss.nll" else key.removeprefix("loss.") for key in names]
+    yield Table(
+        "Parts of the training loss",
+        ["model", *titles],
+        rows,
+        "Means over the last tenth of the steps and over the seeds, without intervals. The NLL "
+        "compares with the loss of a model that is not listed.",
+    )
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{sum(values) / len(values):.4f}" if values else ""

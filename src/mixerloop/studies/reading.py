@@ -1,5 +1,6 @@
 """Rows from files: the plan of a study, the results of its cells, and runs outside a study."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -134,8 +135,22 @@ def filled(row: Row, folder: Path) -> Row:
         ),
         seconds=sum(line["seconds"] for line in timing) if timing else None,
         trained_tokens=metrics[-1]["tokens"] if metrics else None,
+        loss_parts=_loss_parts(metrics),
         provenance=runs.read_provenance(path) if is_there(path / runs.PROVENANCE) else {},
     )
+
+
+def _loss_parts(metrics: Sequence[Record]) -> dict[str, float]:
+    """The loss and its parts, as means over the last tenth of the steps that have them."""
+    last = metrics[-max(1, len(metrics) // 10) :]
+    of_names = {
+        name: [record[name] for record in last if name in record]
+        for record in last
+        for name in record
+        if name == "loss" or name.startswith("loss.")
+    }
+    means = {name: sum(values) / len(values) for name, values in of_names.items()}
+    return means if len(means) > 1 else {}
 
 
 def _history(run: Path, name: str, key: str) -> list[Record]:

@@ -118,6 +118,9 @@ class Row:
     """Seconds of training."""
     trained_tokens: int | None = field(default=None, metadata={"filled": True})
     """Tokens trained on."""
+    loss_parts: Mapping[str, float] = field(default_factory=dict, metadata={"filled": True})
+    """The loss and its parts by name, as means over the last tenth of the steps; empty for a loss
+    that is the NLL alone."""
     provenance: Mapping[str, Any] = field(default_factory=dict, metadata={"filled": True})
     """The provenance of training, as JSON in the format of the run directory."""
 
