@@ -29,7 +29,7 @@ from mixerloop.files import (
 from mixerloop.measures import Measure, measure_of
 from mixerloop.ownership import check_replaceable, drop_link
 from mixerloop.parsing import one_line
-from mixerloop.results import Result, check_finite, decode, encode
+from mixerloop.results import Result, decode, encode, reject_non_finite
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ def write_result(
     check_can_write(folder, measure, overwrite=overwrite)
     path = folder / measure.file
     try:
-        check_finite(result)
+        reject_non_finite(result)
     except ValueError as error:
         raise ValueError(f"{path}: not written: {error}") from None
     encoded = encode(result)

@@ -178,18 +178,18 @@ def encode(value: Any) -> Any:
     return value
 
 
-def check_finite(value: Any, where: str = "result") -> None:
+def reject_non_finite(value: Any, where: str = "result") -> None:
     """Raise for a number that is not finite in a field that has no null."""
     if is_dataclass(value):
         for member in fields(value):
             if "None" not in str(member.type):
-                check_finite(getattr(value, member.name), f"{where}.{member.name}")
+                reject_non_finite(getattr(value, member.name), f"{where}.{member.name}")
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            check_finite(item, f"{where}.{key}")
+            reject_non_finite(item, f"{where}.{key}")
     elif isinstance(value, tuple | list):
         for number, item in enumerate(value):
-            check_finite(item, f"{where}[{number}]")
+            reject_non_finite(item, f"{where}[{number}]")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{where} is {value}")
 

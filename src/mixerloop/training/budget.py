@@ -19,6 +19,9 @@ class Budget:
 
     steps: int | None
     seconds: float | None
+    starts: tuple[int, ...] = ()
+    """The steps from which schedules are trained in turn; empty for other depths, and until they
+    begin where the budget is in seconds."""
 
     def is_spent(self, step: int, seconds: float) -> bool:
         """Whether a run that has made `step` updates in `seconds` has used its budget."""
@@ -58,8 +61,7 @@ def budget_of(
 ) -> Budget:
     """The budget of a config; tokens and FLOPs are rounded up to whole updates.
 
-    Where steps have different depths, FLOPs are those of each step's own depth. The steps at which
-    a schedule takes the place of another become known here, unless the budget is in seconds.
+    Where steps have different depths, FLOPs are those of each step's own depth.
     """
     if config.seconds is not None:
         return Budget(steps=None, seconds=config.seconds)
@@ -71,23 +73,23 @@ def budget_of(
     assert steps is not None
     if steps > LARGEST_STEPS:
         raise ValueError(f"the budget pays for {steps:.3g} steps, more than {LARGEST_STEPS:,}")
+    starts: tuple[int, ...] = ()
     if depths is not None and depths.shares:
         if config.flops is None:
-            depths.starts[:] = [_up(share * steps) for share in depths.shares]
+            starts = tuple(_up(share * steps) for share in depths.shares)
         else:
             steps_paid = config.flops / tokens_per_step
-            steps = _switched(depths, [steps_paid / flops for flops in flops_of_depths])
-        _check_phases(depths, steps)
+            steps, starts = _switched(depths, [steps_paid / flops for flops in flops_of_depths])
+        _check_phases(depths, starts, steps)
     elif depths is not None and not depths.is_fixed and config.flops is not None:
         per_draw = tokens_per_step / depths.draws_per_step
         steps = _paid(depths, [per_draw * flops for flops in flops_of_depths], config.flops, steps)
-    return Budget(steps=steps, seconds=None)
+    return Budget(steps=steps, seconds=None, starts=starts)
 
 
-def _check_phases(depths: Depths, steps: int) -> None:
+def _check_phases(depths: Depths, starts: Sequence[int], steps: int) -> None:
     """Raise if a schedule gets no step of the budget."""
-    ends = (*depths.starts[1:], steps)
-    for share, start, end in zip(depths.shares, depths.starts, ends, strict=True):
+    for share, start, end in zip(depths.shares, starts, (*starts[1:], steps), strict=True):
         if start >= end:
             raise ValueError(
                 f"train.schedule_at: the schedule from a share of {share} gets none of the "
@@ -100,15 +102,14 @@ def _up(steps: float) -> int:
     return math.ceil(round(steps, 6))
 
 
-def _switched(depths: Depths, steps_of_whole: Sequence[float]) -> int:
-    """Set the steps at which schedules begin, by FLOPs; returns the steps of the budget."""
+def _switched(depths: Depths, steps_of_whole: Sequence[float]) -> tuple[int, tuple[int, ...]]:
+    """The steps of a budget in FLOPs, and those from which schedules are trained in turn."""
     step, spent, starts = 0, 0.0, []
     for whole, until in zip(steps_of_whole, (*depths.shares[1:], 1.0), strict=True):
         starts.append(step)
         num = max(0, _up((until - spent) * whole))
         step, spent = step + num, spent + num / whole
-    depths.starts[:] = starts
-    return step
+    return step, tuple(starts)
 
 
 def _paid(depths: Depths, flops_of_draws: Sequence[float], budget: float, expected: int) -> int:

@@ -2,7 +2,7 @@
 
 from mixerloop.history import RESTORED
 from mixerloop.progress_line import ProgressLine, duration
-from mixerloop.training.lr_curve import warmup_of
+from mixerloop.training.lr_curve import warmup_steps_of
 from mixerloop.training.metrics import Metrics, Timing
 from mixerloop.training.trainer import Trainer
 
@@ -17,7 +17,7 @@ def show_training(trainer: Trainer) -> "TrainingLine":
     line = TrainingLine(steps)
     length = ""
     if steps is not None:
-        warmup = warmup_of(train, trainer.budget, steps)
+        warmup = warmup_steps_of(train, trainer.budget, steps)
         length = f" of {steps:,}, the first {warmup:,.0f} a warm-up"
     line.say(
         f"{trainer.run}: {_parameters(trainer)}, {trainer.model.form} "

@@ -26,13 +26,13 @@ def learning_rate(step: int, *, peak: float, warmup_steps: float, total_steps: f
 def rate_of_step(config: TrainConfig, budget: Budget, *, step: int, seconds: float) -> float:
     """The rate of an update of a run that has trained for some seconds."""
     total_steps = budget.total_steps(step, seconds)
-    warmup_steps = warmup_of(config, budget, total_steps)
+    warmup_steps = warmup_steps_of(config, budget, total_steps)
     return learning_rate(
         step, peak=config.peak_lr, warmup_steps=warmup_steps, total_steps=total_steps
     )
 
 
-def warmup_of(config: TrainConfig, budget: Budget, total_steps: float) -> float:
+def warmup_steps_of(config: TrainConfig, budget: Budget, total_steps: float) -> float:
     """The updates of the warm-up."""
     if config.warmup is not None:
         return config.warmup * total_steps

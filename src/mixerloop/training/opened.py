@@ -149,6 +149,8 @@ def open_run(config: RunConfig | Recipe, *, ranks: Ranks | None = None) -> Opene
         depths=recipe.depths,
         flops_of_depths=flops,
     )
+    if budget.starts:
+        recipe.depths.starts[:] = budget.starts
     return Opened(
         recipe=recipe,
         ranks=ranks,
