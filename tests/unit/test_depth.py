@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from mixerloop.cli.overrides import Overrides, given
 from mixerloop.config import run_config
 from mixerloop.data.batches import Batch
 from mixerloop.kinds import pass_weights
@@ -400,3 +401,12 @@ def test_depths_are_read_from_toml(config):
     }
     assert run_config(table).for_training()[1].depth == ((1, "2x(A F)"), (3, "2x(A4 F)"))
     assert num_passes_of(resolve("2x(A4 F)", 2)) == 4
+
+
+def test_schedules_in_turn_are_pairs_on_the_command_line():
+    words = ("0", "no_loop", "0.5", "2x(A4 F)")
+    tables = given(Overrides(train__schedule_at=words))  # pyright: ignore[reportCallIssue]
+    assert tables == {"train": {"schedule_at": [[0.0, "no_loop"], [0.5, "2x(A4 F)"]]}}
+    for wrong in (words[:3], ("a", "no_loop")):
+        with pytest.raises(ValueError, match=r"--train\.schedule-at: give pairs of a number"):
+            given(Overrides(train__schedule_at=wrong))  # pyright: ignore[reportCallIssue]

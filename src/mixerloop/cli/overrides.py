@@ -17,6 +17,8 @@ from mixerloop.kinds import KINDS, OBJECTIVES, ObjectiveConfig
 TRUTH = {"true": True, "false": False}
 _TRUTHS: set[str] = set()
 """The fields of boolean keys."""
+_PAIRS: dict[str, type] = {}
+"""The fields of keys that are lists of pairs, with the type of the first of a pair."""
 SECTIONS: dict[str, type] = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig}
 
 
@@ -82,6 +84,9 @@ def _option(section: str, key: str, kind: Any, text: str, hint: str) -> tuple[st
     name = f"{section}.{key}".replace(".", "__")
     if get_origin(kind) is types.UnionType and str in get_args(kind):
         kind = str  # a list is given in a config
+    if get_origin(first := next(iter(get_args(kind)), None)) is tuple:
+        _PAIRS[name] = get_args(first)[0]
+        kind = tuple[str, ...]
     if kind is bool:
         _TRUTHS.add(name)
         kind = Literal["true", "false"]
@@ -112,7 +117,7 @@ def _own_docstrings(cls: type) -> dict[str, str]:
             and isinstance(after, ast.Expr)
             and isinstance(after.value, ast.Constant)
         ):
-            docstrings[field.target.id] = str(after.value.value)
+            docstrings[field.target.id] = " ".join(str(after.value.value).split())
     return docstrings
 
 
@@ -133,9 +138,27 @@ def given(options: Overrides) -> Tables:
             table = tables.setdefault(section, {})
             for between in tables_between:
                 table = table.setdefault(between, {})
-            table[key] = TRUTH[value] if name in _TRUTHS else _as_in_toml(value)
+            table[key] = _as_in_toml(name, value)
     return tables
 
 
-def _as_in_toml(value: Any) -> Any:
-    return [_as_in_toml(item) for item in value] if isinstance(value, tuple) else value
+def _as_in_toml(name: str, value: Any) -> Any:
+    if name in _TRUTHS:
+        return TRUTH[value]
+    if name in _PAIRS:
+        return _pairs(name, value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _pairs(name: str, words: tuple[str, ...]) -> list[list[Any]]:
+    """Words in turn, the first of each pair as a number."""
+    try:
+        firsts = list(map(_PAIRS[name], words[::2]))
+    except ValueError:
+        firsts = []
+    if len(words) % 2 or not firsts:
+        option = f"--{name.replace('__', '.').replace('_', '-')}"
+        raise ValueError(
+            f"{option}: give pairs of a number and text, such as 0 no_loop 0.7 full_loop"
+        )
+    return [list(pair) for pair in zip(firsts, words[1::2], strict=True)]
