@@ -8,8 +8,6 @@ import inspect
 import math
 from collections.abc import Callable
 
-import numpy as np
-
 from mixerloop.parsing import name_and_numbers, suggest
 
 PassWeights = dict[int, float]
@@ -19,7 +17,9 @@ FIXED = "fixed"
 MOST_PASSES = 1000
 SIGMA = 0.5
 """The deviation of the logarithm of the rate in Huginn (arXiv 2502.05171)."""
-NODES = 64  # of the quadrature over the rate; the weights are exact to rounding
+WIDEST = 9.0
+"""Deviations of that logarithm that count; the weights of others are rounding."""
+NODES = 200  # of the trapezoidal rule over the rate, which is exact to rounding for a Gaussian
 DEPTHS: dict[str, Callable[..., PassWeights]] = {}
 """The registered rules, by name."""
 
@@ -54,14 +54,16 @@ def poisson(mean: float, most: int | None = None) -> PassWeights:
     Draws above `most`, four times the mean by default, count as `most`.
     """
     most = min(MOST_PASSES, max(2, math.ceil(4 * mean))) if most is None else most
-    nodes, shares = np.polynomial.hermite_e.hermegauss(NODES)
-    log_rates = math.log(mean) - SIGMA**2 / 2 + SIGMA * nodes
-    shares = shares / shares.sum()
-    extra = np.arange(most - 1)[:, None]
-    log_factorials = np.array([math.lgamma(one + 1) for one in range(most - 1)])[:, None]
-    below = (np.exp(extra * log_rates - np.exp(log_rates) - log_factorials) * shares).sum(1)
-    weights = {passes + 1: float(weight) for passes, weight in enumerate(below)}
-    return weights | {most: max(0.0, 1 - float(below.sum()))}
+    deviations = [WIDEST * (2 * node / NODES - 1) for node in range(NODES + 1)]
+    densities = [math.exp(-(deviation**2) / 2) for deviation in deviations]
+    log_rates = [math.log(mean) - SIGMA**2 / 2 + SIGMA * deviation for deviation in deviations]
+    weights = {}
+    for extra in range(most - 1):
+        log_factorial = math.lgamma(extra + 1)
+        chances = [math.exp(extra * log - math.exp(log) - log_factorial) for log in log_rates]
+        weighted = sum(chance * share for chance, share in zip(chances, densities, strict=True))
+        weights[extra + 1] = weighted / sum(densities)
+    return weights | {most: max(0.0, 1 - sum(weights.values()))}
 
 
 def pass_weights(text: str) -> PassWeights:
