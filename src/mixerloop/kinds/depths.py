@@ -19,7 +19,7 @@ SIGMA = 0.5
 """The deviation of the logarithm of the rate in Huginn (arXiv 2502.05171)."""
 WIDEST = 9.0
 """Deviations of that logarithm that count; the weights of others are rounding."""
-NODES = 200  # of the trapezoidal rule over the rate, which is exact to rounding for a Gaussian
+NODES = 800  # of the trapezoidal rule over the rate, which is exact to rounding for a Gaussian
 DEPTHS: dict[str, Callable[..., PassWeights]] = {}
 """The registered rules, by name."""
 
