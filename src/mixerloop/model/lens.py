@@ -72,7 +72,7 @@ def _sort(x: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
 
 
 UNWATCHED = Look(Occurrence(0, "mixer", 0), {})
-"""For a sublayer whose inside nobody watches."""
+"""The look of an occurrence without watches."""
 Looks = Mapping[Occurrence, Look]
 NO_LOOKS: Looks = {}
 
