@@ -113,7 +113,7 @@ _READ: dict[tuple[object, ...], Any] = {}
 
 
 def read_once(path: Path, read: Callable[[], T], *, what: object) -> T:
-    """What `read` says of a file, asked once in this process while the file stays as it is.
+    """The content of a file; `read` runs once in this process while the file does not change.
 
     Callers share the value, and so must not change it. Errors are raised each time.
     """

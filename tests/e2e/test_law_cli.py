@@ -86,6 +86,6 @@ def test_a_plan_without_parameters_of_sublayers_is_rejected(place):
     path = place / "one-size" / PLAN
     plan = read_sealed(path)
     for row in plan["rows"]:
-        row["layer_parameters"] = []  # as it is read from an older plan
+        row["layer_parameters"] = []  # older plans lack it
     write_sealed(path, plan)
     assert "write it again: mixerloop study" in refused("law", "one-size", cwd=place)

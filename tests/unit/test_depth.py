@@ -329,7 +329,7 @@ DRAWN = {
 
 @pytest.mark.parametrize("how", DRAWN)
 def test_stopped_anywhere_and_resumed_it_is_the_same_run_to_the_bit(tmp_path, config, how):
-    if how == "mixture":  # one of its schedules leaves the second layer out
+    if how == "mixture":  # the first schedule leaves the second layer out
         config = replace(config, model=replace(config.model, schedule="2x(A2 F)"))
     changed = with_train(config, **DRAWN[how])
     go(tmp_path / "whole", changed)

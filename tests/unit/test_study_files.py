@@ -125,7 +125,7 @@ def test_a_begun_study_may_measure_more_but_not_in_another_type(write, tmp_path)
         other.check_unchanged()
     kept = read_sealed(first.folder / "plan.json")
     for row in kept["rows"]:
-        row["measure_in"] = {}  # as it is read from an older plan
+        row["measure_in"] = {}  # older plans lack it
     write_sealed(first.folder / "plan.json", kept)
     plan_of(write()).check_unchanged()
 

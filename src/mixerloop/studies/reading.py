@@ -163,7 +163,7 @@ def _history(run: Path, name: str, key: str) -> list[Record]:
 
 
 def read_run(path: Path, *, arm: str = "") -> Row:
-    """The units of a run, of one of its checkpoints, or of a folder given with --out, as a row."""
+    """A row with the unit scores of a run, a checkpoint or a folder of results."""
     if not path.exists():
         raise ValueError(f"{path}: there is no such run")
     compared = [measure for measure in MEASURES.values() if measure.units is not None]

@@ -29,7 +29,7 @@ from mixerloop.training.parallel import Ranks
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a config trains, as far as it is known without data."""
+    """The model, depths, objective and trained weights of a config, which need no data."""
 
     config: RunConfig
     model: LoopedLM
